@@ -1,0 +1,17 @@
+"""What a person can put right. Everything else is a fault of ours and keeps its traceback."""
+
+
+class UserError(Exception):
+    """Wrong use or bad input: one line that names the thing and the cure. The command line exits with 2."""
+
+
+class Diverged(Exception):
+    """Training met a number that is not finite. The command line exits with 4."""
+
+
+class Stopped(Exception):
+    """A signal stopped the run after its state was saved. The command line exits with `code`: 130 or 143."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

@@ -190,6 +190,7 @@ class HasExtras(Protocol):
 class Refreshes(Protocol):
     """An algorithm that does something between steps, now and then (DARP's solver)."""
 
-    refresh_every: int
+    @property
+    def refresh_every(self) -> int: ...
 
     def refresh(self, state: Any) -> Any: ...

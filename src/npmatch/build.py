@@ -1,0 +1,179 @@
+"""Settings to objects: the only file that knows both."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from npmatch.config import Dropout, Linear, Settings
+from npmatch.data import augment
+from npmatch.data.normal import Normal
+from npmatch.data.source import Source
+from npmatch.data.splits import Split
+from npmatch.data.stream import Batches, Pool, Stream, View
+from npmatch.engine import Pace, Training, start
+from npmatch.errors import UserError
+from npmatch.functional import chance
+from npmatch.heads.dropout import DropoutHead
+from npmatch.heads.linear import LinearHead
+from npmatch.heads.neural_process import NeuralProcessHead
+from npmatch.nets import Backbone, build_network, set_batch_norm_momentum
+from npmatch.types import Facts, HasExtras, Head, Model
+
+INIT = 100  # purpose of chance: the first weights
+
+
+def choose_device(name: str) -> torch.device:
+    """auto, cpu, cuda, cuda:1 or mps, if it is there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if (device.index or 0) >= there.get(device.type, 0):
+        found = ", ".join(kind for kind, number in there.items() if number)
+        raise UserError(f"--device {name}: is not on this machine, which has {found}; --device auto takes the best")
+    return device
+
+
+def build_head(settings: Settings, backbone: Backbone, num_classes: int) -> Head:
+    chosen, feature_dim = settings.head, backbone.feature_dim
+    if isinstance(chosen, Linear):
+        return LinearHead(feature_dim, num_classes)
+    if isinstance(chosen, Dropout):
+        inside = any(isinstance(m, nn.Dropout) for m in backbone.modules())
+        dropout = 0.0 if inside else chosen.dropout
+        return DropoutHead(feature_dim, num_classes, dropout=dropout, num_samples=chosen.num_samples)
+    return NeuralProcessHead(
+        feature_dim,
+        num_classes,
+        latent_dim=chosen.latent_dim or feature_dim // (8 if feature_dim >= 2048 else 4),
+        bank_size=chosen.bank_size,
+        num_samples=chosen.num_samples,
+        divergence=chosen.divergence,
+        targets=chosen.targets,
+        decoder_width=chosen.decoder_width,
+        match_strength=chosen.match_strength,
+        double_push=chosen.double_push,
+        leave_one_out=chosen.leave_one_out,
+    )
+
+
+def build_model(settings: Settings, *, num_classes: int, channels: int) -> Model:
+    """The network and its head, with first weights that depend on the seed alone."""
+    torch.manual_seed(chance.number(settings.seed, 0, INIT))
+    net = settings.net
+    dropout = settings.head.dropout if isinstance(settings.head, Dropout) else 0.0
+    backbone = build_network(net.name, channels, block=net.block, dropout=dropout, pretrained=net.pretrained)
+    if net.batch_norm_momentum is not None:
+        set_batch_norm_momentum(backbone, net.batch_norm_momentum)
+    head = build_head(settings, backbone, num_classes)
+    return Model(backbone, head, weak_pass=settings.train.weak_pass)
+
+
+def build_views(settings: Settings, image_size: int) -> dict[str, View]:
+    """The views the algorithm asks for, as functions of (images, key, places)."""
+    chosen = settings.views
+    crop = partial(
+        augment.crop_and_flip,
+        kind=chosen.crop,
+        size=image_size,
+        padding=chosen.padding,
+        min_area=chosen.min_area,
+        flip=chosen.flip,
+    )
+    strong = partial(
+        augment.strong,
+        recipe=augment.recipe(
+            chosen.strong,
+            num_ops=chosen.num_ops,
+            color=chosen.color,
+            geometry=chosen.geometry,
+            cutout=chosen.cutout,
+        ),
+        crop=crop,
+    )
+    return {name: strong if name.startswith("strong") else crop for name in settings.algorithm.needs}
+
+
+def normalization(source: Source, split: Split) -> Normal:
+    """A benchmark's usual constants, else the mean and standard deviation of about 2,000 training images."""
+    if source.mean is not None and source.std is not None:
+        return Normal(source.image_size, source.mean, source.std)
+    every = max(1, len(split.unlabeled) // 2000)
+    pixels = source.take(split.unlabeled[::every]).double().transpose(0, 1).flatten(1) / 255
+    std = pixels.std(1).clamp_min(1e-3)  # of a channel that is the same everywhere nothing can be learnt
+    return Normal(source.image_size, tuple(pixels.mean(1).tolist()), tuple(std.tolist()))
+
+
+def build_stream(settings: Settings, source: Source, split: Split, normal: Normal, device: torch.device) -> Stream:
+    """The batches of a run: a function of its seed and the step."""
+    labels = torch.from_numpy(source.labels)
+    labeled, unlabeled = (
+        Pool(source.images, index, labels[index]) for index in (_tensor(split.labeled), _tensor(split.unlabeled))
+    )
+    needs_unlabeled = any(name != "labeled" for name in settings.algorithm.needs)
+    batches = Batches(
+        labeled,
+        unlabeled,
+        batch_size=settings.train.batch_size,
+        unlabeled_batch=settings.train.batch_size * settings.train.unlabeled_ratio if needs_unlabeled else 0,
+        seed=settings.seed,
+    )
+    views = build_views(settings, source.image_size)
+    return Stream(batches, views, normal=normal, device=device, workers=settings.data.workers)
+
+
+def _tensor(indices: np.ndarray) -> Tensor:
+    return torch.from_numpy(indices.astype(np.int64))
+
+
+def own_modules(algorithm: object, facts: Facts) -> dict[str, nn.Module]:
+    """An algorithm's extras, where it has any."""
+    return algorithm.extras(facts) if isinstance(algorithm, HasExtras) else {}
+
+
+def build_training(settings: Settings, source: Source, split: Split, device: torch.device) -> Training:
+    """A run before its first step."""
+    model = build_model(settings, num_classes=len(source.classes), channels=source.images.shape[1])
+    counts = np.bincount(source.labels[split.labeled], minlength=len(source.classes))
+    facts = Facts(
+        num_classes=len(source.classes),
+        feature_dim=model.head.feature_dim,
+        labeled_counts=tuple(int(count) for count in counts),
+        num_labeled=len(split.labeled),
+        num_unlabeled=len(split.unlabeled),
+        batch_size=settings.train.batch_size,
+        unlabeled_ratio=settings.train.unlabeled_ratio,
+        num_steps=settings.train.steps,
+        device=device,
+    )
+    model.extras.update(own_modules(settings.algorithm, facts))
+    model.to(device)
+    chosen = settings.optimizer
+    pace = Pace(
+        num_steps=settings.train.steps,
+        lr=chosen.lr,
+        schedule=chosen.schedule,
+        warmup_steps=chosen.warmup_steps,
+        clip_norm=chosen.clip_norm,
+        ema_decay=settings.train.ema_decay,
+        ema_warmup=settings.train.ema_warmup,
+    )
+    return start(
+        model,
+        settings.algorithm,
+        settings.algorithm.init(facts),
+        pace,
+        optimizer=chosen.name,
+        momentum=chosen.momentum,
+        nesterov=chosen.nesterov,
+        weight_decay=chosen.weight_decay,
+        seed=settings.seed,
+        precision=settings.train.precision,
+    )

@@ -1,0 +1,280 @@
+"""Settings as values: typed, frozen, checked together, written down in full beside every result.
+
+What an algorithm can be told are the fields of its own class; the rest stands here. Precedence: a preset's values,
+then those of --config, then those of --set.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from npmatch.algorithms import ALGORITHMS
+from npmatch.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which images, and which of them have labels."""
+
+    source: str = "digits"  # a built-in name, a folder, a manifest or an .npz
+    labels: int | None = None  # in all, split evenly over the classes; none: every label there is
+    labels_per_class: int | None = None
+    labels_file: str | None = None  # path,label for a flat folder
+    group_column: str | None = None  # patient or site: never split
+    val_share: float = 0.0  # of the labelled images, put aside
+    include_labeled: bool = True  # the labelled images belong to the unlabelled set too
+    image_size: int | None = None  # side in pixels; none: from the data
+    resize: Literal["crop", "squash", "pad"] = "crop"
+    channels: int | None = None
+    in_memory_mib: int = 2048  # larger data is decoded by workers as it is needed
+    workers: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """What weak and strong views may do to these images. Flips and colour ruin some data: digits, text, X-rays."""
+
+    crop: Literal["shift", "resized"] = "shift"  # reflect-padded shift, or a random resized crop of a photograph
+    padding: int = 4  # pixels of a shift
+    min_area: float = 0.2  # of a resized crop
+    flip: bool = True
+    strong: Literal["ra_torchssl", "ra_fixmatch", "ra_max"] = "ra_torchssl"
+    num_ops: int | None = None  # none: the recipe's own
+    color: bool = True
+    geometry: bool = True
+    cutout: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    name: str = "wrn_28_2"  # one of ours, or any timm name
+    block: Literal["torchssl", "correct"] = "torchssl"  # of wide residual networks
+    pretrained: bool = False
+    batch_norm_momentum: float | None = None  # torch's convention; none: the network's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """One deterministic prediction."""
+
+    name: Literal["linear"] = "linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout:
+    """Monte-Carlo dropout: a sample is a pass of the whole network."""
+
+    name: Literal["dropout"] = "dropout"
+    num_samples: int = 10  # T
+    dropout: float = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuralProcess:
+    """A neural process: samples of a latent variable, from one pass of the network."""
+
+    name: Literal["neural_process"] = "neural_process"
+    num_samples: int = 10  # T
+    bank_size: int = 2560  # Q
+    latent_dim: int | None = None  # M; none: a quarter of the features, an eighth from 2,048 on
+    divergence: Literal["js", "dual_js", "kl"] = "js"
+    targets: Literal["code", "paper_union"] = "code"
+    decoder_width: Literal["code", "paper"] = "code"
+    match_strength: bool = False
+    double_push: bool = False
+    leave_one_out: bool = False
+
+
+HEADS = {"linear": Linear, "dropout": Dropout, "neural_process": NeuralProcess}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.03
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4  # not on batch norm and biases
+    schedule: Literal["constant", "half_cosine", "cosine_7_16", "cosine_63_128"] = "cosine_7_16"
+    warmup_steps: int = 0
+    clip_norm: float | None = None  # of backbone, head and extras, each alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    steps: int = 2**20
+    batch_size: int = 64  # B
+    unlabeled_ratio: int = 7  # mu
+    weak_pass: Literal["joint", "separate"] = "joint"
+    ema_decay: float = 0.999
+    ema_warmup: bool = False  # min(decay, (1 + t) / (10 + t)), so that a short run leaves its start behind
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    log_every: int = 50
+    eval_every: int | None = None  # none: twenty times over the run
+    predict_with: Literal["probability", "logit"] = "probability"  # what the T samples are averaged as
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "unlabeled_ratio", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run, in full."""
+
+    preset: str = "standard"
+    seed: int = 0
+    data: Data = field(default_factory=Data)
+    views: Views = field(default_factory=Views)
+    net: Net = field(default_factory=Net)
+    head: Linear | Dropout | NeuralProcess = field(default_factory=NeuralProcess)
+    algorithm: Any = None  # one of ALGORITHMS' classes
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    train: Train = field(default_factory=Train)
+
+    @property
+    def algorithm_name(self) -> str:
+        return next(name for name, cls in ALGORITHMS.items() if type(self.algorithm) is cls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, as config.toml has them; what is not set is left out."""
+        table = asdict(self) | {"algorithm": {"name": self.algorithm_name} | asdict(self.algorithm)}
+        return {key: _without_none(value) for key, value in table.items()}
+
+
+def _without_none(value: Any) -> Any:
+    return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
+def override(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """A copy with dotted settings changed, `{"algorithm.min_confidence": 0.9}`. All errors are named at once.
+
+    Changing `head.name` or `algorithm.name` starts from that member's own defaults.
+    """
+    problems: list[str] = []
+    for section, table in (("head", HEADS), ("algorithm", ALGORITHMS)):
+        name = changes.get(f"{section}.name")
+        if name is None:
+            continue
+        if name not in table:
+            problems.append(
+                f"{section}.name: there is no {name!r}{_meant(str(name), table)}; there are {', '.join(table)}"
+            )
+        elif type(getattr(settings, section)) is not table[name]:
+            settings = replace(settings, **{section: table[name]()})
+    for path, value in changes.items():
+        if path in ("head.name", "algorithm.name"):
+            continue
+        try:
+            settings = _changed(settings, path, path, value)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+    return settings
+
+
+def _changed(part: Any, path: str, whole: str, value: Any) -> Any:
+    name, _, rest = path.partition(".")
+    known = (
+        {f.name for f in fields(part)} - {"name"} if type(part) in HEADS.values() else {f.name for f in fields(part)}
+    )
+    if name not in known:
+        where = whole[: len(whole) - len(path)].rstrip(".") or "the settings"
+        raise ValueError(f"{whole}: no such setting{_meant(name, known)}; {where} has {', '.join(sorted(known))}")
+    current = getattr(part, name)
+    if rest:
+        if not is_dataclass(current):
+            raise ValueError(f"{whole}: {name} is a single value")
+        return replace(part, **{name: _changed(current, rest, whole, value)})
+    if is_dataclass(current):
+        raise ValueError(f"{whole}: is a section; set one of {', '.join(f.name for f in fields(current))}")
+    return replace(part, **{name: _checked(value, typing.get_type_hints(type(part))[name], whole)})
+
+
+def _checked(value: Any, hint: Any, path: str) -> Any:
+    """The value as the hint wants it; text is read as TOML would read it, so that --set and files agree."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    if value is None or (value == "none" and type(None) in options):
+        if type(None) in options:
+            return None
+        raise ValueError(f"{path}: cannot be none")
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            if value in typing.get_args(option):
+                return value
+        elif option is bool:
+            if isinstance(value, bool):
+                return value
+        elif option is float:
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                return float(value)
+        elif option in (int, str) and type(value) is option:
+            return value
+    wanted = " or ".join(_spelled(option) for option in options)
+    raise ValueError(f"{path}: must be {wanted}, got {value!r}")
+
+
+def _spelled(option: Any) -> str:
+    if typing.get_origin(option) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(option))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
+    return names.get(option, str(option))
+
+
+def _meant(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def parse_assignments(assignments: typing.Iterable[str]) -> dict[str, Any]:
+    """`["train.steps=100"]` -> {"train.steps": 100}. A value is read as TOML; what is no TOML value is text."""
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {assignment}: write it as key=value, for example train.steps=1000")
+        try:
+            changes[key.strip()] = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            changes[key.strip()] = text.strip()
+    return changes
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The dotted settings of a TOML file. A run's own config.toml is one: what it records besides is left out."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: is not TOML ({error})") from None
+    return _settings_of(table)
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
+def from_dict(table: Mapping[str, Any]) -> Settings:
+    """Settings from a run's config.toml."""
+    return override(Settings(algorithm=ALGORITHMS["npmatch"]()), _settings_of(table))
+
+
+def _settings_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The dotted settings of a config.toml, without what it records besides them."""
+    return {k: v for k, v in flat(table).items() if k != "data.fingerprint" and not k.startswith("environment.")}

@@ -1,0 +1,150 @@
+"""`fit`: from a data source to a finished run folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from npmatch.build import build_stream, build_training, choose_device, normalization
+from npmatch.config import read_file
+from npmatch.engine import train
+from npmatch.errors import UserError
+from npmatch.interrupts import listening
+from npmatch.outcome import work
+from npmatch.plan import Opening, Plan, new_plan, stored_plan
+from npmatch.predictor import Run
+from npmatch.progress import Progress, Silent
+from npmatch.report.page import write_report
+from npmatch.runs import RunFolder, default_path
+from npmatch.session import Clock, Session, determinism
+
+TRIAL_STEPS, TRIAL_SECONDS = 60, 5.0  # at most, and about
+TRAINING_SHARE = 0.9  # of a budget; the rest is for evaluation and the report
+
+
+def fit(
+    data: Any = None,
+    *,
+    labels: int | None = None,
+    labels_per_class: int | None = None,
+    algorithm: str | None = None,
+    head: str | None = None,
+    net: str | None = None,
+    preset: str | None = None,
+    steps: int | None = None,
+    budget: str | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    config: Path | str | None = None,
+    calibrate: int = 0,
+    device: str = "auto",
+    out: Path | str | None = None,
+    resume: bool = False,
+    opening: Opening | None = None,
+    tensorboard: bool = False,
+    progress: Progress | None = None,
+    started: float | None = None,
+) -> Run:
+    """Train on `data` and leave a run folder: weights, metrics, result, report.
+
+    `settings` are dotted, `{"optimizer.lr": 0.01, "data.image_size": 96}`, and go over those of the file `config`,
+    which go over the preset's. `calibrate` is a number of folds over the labels, to learn when predictions may be
+    accepted where there is no val part. A run that was stopped goes on with `resume`.
+    """
+    progress = progress or Silent()
+    clock = Clock(started or time.time())
+    named = {
+        "data.labels": labels,
+        "data.labels_per_class": labels_per_class,
+        "algorithm.name": algorithm,
+        "head.name": head,
+        "net.name": net,
+        "train.steps": steps,
+        "seed": seed,
+    }
+    changes = read_file(Path(config)) if config else {}
+    changes |= {key: value for key, value in named.items() if value is not None} | dict(settings or {})
+    place = choose_device(device)
+    with listening() as asked:
+        if resume and out is None:
+            raise UserError("--resume: say which run goes on, with --out RUN")
+        if out is not None and resume and (Path(out) / "config.toml").is_file():
+            folder = RunFolder.create(Path(out), resume=True)
+            plan = stored_plan(
+                folder, data, changes, preset_name=preset, opening=opening or Opening(), device=place, progress=progress
+            )
+        else:
+            if data is None:
+                raise UserError("what is there to learn from? name a data set, a folder, a manifest or an .npz")
+            if out is not None:
+                RunFolder.refuse_taken(Path(out), resume=resume)  # now, not after minutes of reading images
+            plan = new_plan(
+                data, changes, preset_name=preset or "quick", opening=opening or Opening(), device=place,
+                progress=progress,
+            )  # fmt: skip
+            if budget is not None:
+                plan = within(plan, parse_budget(budget), progress)
+            folder = _new_folder(plan, out, resume=resume)
+        with folder, determinism(plan.settings.train.deterministic):
+            if folder.read_result() is None:
+                normal = normalization(plan.source, plan.split)
+                work(Session(folder, plan, normal, clock, asked, progress, tensorboard), calibrate=calibrate)
+            else:
+                progress.say(f"{folder.path} is finished")
+                if not (folder.path / "report.html").exists():
+                    write_report(folder.path)
+    return Run(folder.path, device=device)
+
+
+def _new_folder(plan: Plan, out: Path | str | None, *, resume: bool) -> RunFolder:
+    """A folder with the run's split and settings in it."""
+    settings = plan.settings
+    path = Path(out) if out is not None else default_path(
+        settings.data.source, settings.algorithm_name, len(plan.split.labeled), settings.seed
+    )  # fmt: skip
+    folder = RunFolder.create(path, resume=resume)
+    folder.write_config(plan.config())
+    folder.write_split(vars(plan.split))
+    return folder
+
+
+def parse_budget(text: str) -> float:
+    """A time such as 90s, 10m or 1.5h, in seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UserError(f"--budget {text}: write it as 90s, 10m or 1.5h")
+    return seconds
+
+
+def within(plan: Plan, seconds: float, progress: Progress) -> Plan:
+    """The plan with as many steps as fit in the time, by a trial whose training is thrown away."""
+    normal = normalization(plan.source, plan.split)
+    trial = build_training(plan.settings, plan.source, plan.split, plan.device)
+    stream = build_stream(plan.settings, plan.source, plan.split, normal, plan.device)
+    took: list[float] = []
+    before = time.perf_counter()
+    for _ in train(trial, stream, until=min(plan.settings.train.steps, TRIAL_STEPS), log_every=1):  # logging waits
+        now = time.perf_counter()
+        took.append(now - before)
+        before = now
+        if len(took) >= 8 and sum(took) > TRIAL_SECONDS:
+            break
+    each = median(took[3:] or took)  # the first steps choose kernels
+    if plan.device.type == "cuda":
+        torch.cuda.empty_cache()
+    steps = max(1, int(TRAINING_SHARE * seconds / each))
+    progress.say(
+        f"--budget: a step takes {1000 * each:.0f} ms, so {steps:,} steps in about {steps * each / 60:.1f} minutes"
+    )
+    return replace(plan, settings=replace(plan.settings, train=replace(plan.settings.train, steps=steps)))

@@ -1,0 +1,182 @@
+"""The neural-process classifier (paper, Sec. 3.2.1 and 3.2.2), with the published code's choices as defaults."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from npmatch.functional.divergence import DIVERGENCES, Gaussian, skew
+from npmatch.functional.uncertainty import entropy, mean_probs
+from npmatch.heads.linear import classifier
+from npmatch.types import Head, Learnt, Points
+
+
+class MemoryBank(nn.Module):
+    """The newest `size` codes. Buffers, so that they are saved, moved and copied with the model."""
+
+    codes: Tensor
+    count: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("codes", torch.zeros(size + 1, dim))  # the last row is a bin, never read
+        self.register_buffer("count", torch.ones((), dtype=torch.long))
+        self.codes[0].normal_()  # one random row starts each bank, and leaves when the bank is full
+
+    def mean(self) -> Tensor:
+        """Summed afresh: a running sum drifts."""
+        return self.codes[: self.size].sum(0) / self.count.clamp(max=self.size)
+
+    @torch.no_grad()
+    def push(self, codes_NZ: Tensor, weight_N: Tensor) -> None:
+        """Write the codes of weight above 0 over the oldest ones. No shape depends on how many there are."""
+        keep = weight_N > 0
+        rank = keep.cumsum(0) - 1
+        newest = keep & (rank >= keep.sum() - self.size)  # of more than the bank holds, the last ones stay
+        place = torch.where(newest, (self.count + rank) % self.size, self.size)
+        self.codes[place] = codes_NZ.to(self.codes.dtype)
+        self.codes[self.size] = 0  # which refused row came last there is chance on a GPU
+        self.count += keep.sum()
+
+    def shrink(self) -> None:
+        """Keep only the mean, as a bank of one: nothing else is read at prediction (paper, Sec. 3.2.4)."""
+        mean = self.mean()
+        self.size = 1
+        self.codes = torch.stack([mean, torch.zeros_like(mean)])
+        self.count = torch.ones_like(self.count)
+
+
+class NeuralProcessHead(Head):
+    """Amortised inference of a latent z from labelled points; T samples of z give T predictions per image."""
+
+    def __init__(
+        self,
+        feature_dim: int,
+        num_classes: int,
+        *,
+        latent_dim: int,  # M
+        bank_size: int = 2560,  # Q
+        num_samples: int = 10,  # T
+        divergence: Literal["js", "dual_js", "kl"] = "js",
+        targets: Literal["code", "paper_union"] = "code",
+        decoder_width: Literal["code", "paper"] = "code",
+        match_strength: bool = False,
+        double_push: bool = False,
+        leave_one_out: bool = False,
+    ) -> None:
+        super().__init__()
+        self.feature_dim, self.num_classes = feature_dim, num_classes
+        self.num_samples = num_samples
+        self.divergence = DIVERGENCES[divergence]
+        self.targets = targets
+        self.match_strength = match_strength
+        self.double_push = double_push
+        self.leave_one_out = leave_one_out
+        width = feature_dim if decoder_width == "code" else latent_dim  # the paper says M units, the code has d
+        self.encode_latent = mlp(feature_dim + num_classes, latent_dim, latent_dim, final=True)
+        self.encode_context = mlp(feature_dim + num_classes, latent_dim, latent_dim, final=True)
+        self.latent_mean = mlp(latent_dim, latent_dim, latent_dim, final=False)
+        self.latent_scale = mlp(latent_dim, latent_dim, latent_dim, final=False)
+        self.decoder = mlp(latent_dim + feature_dim + latent_dim, width, width, final=True)
+        self.classifier = classifier(width, num_classes)
+        self.latent_bank = MemoryBank(bank_size, latent_dim)
+        self.context_bank = MemoryBank(bank_size, latent_dim)
+
+    def forward(self, features_NF: Tensor, num_samples: int | None = None) -> Tensor:
+        """Inference mode: the two banks stand in for the labelled points."""
+        z_TZ = self.latent(self.latent_bank.mean()).sample(num_samples or self.num_samples)
+        return self.decode(features_NF, z_TZ[:, None], self.context_bank.mean())
+
+    def learn(self, labeled: Points, unlabeled: Points) -> Learnt:
+        """Training mode: labelled points are the context; labelled and kept unlabelled points are the targets."""
+        context = self.encode_context(joined(labeled))
+        codes_l, codes_u = self.encode_latent(joined(labeled)), self.encode_latent(joined(unlabeled))
+        q_context = self.latent(mean(codes_l, labeled.weight))
+        if self.targets == "paper_union":  # one q(z | all targets) and one set of samples for all of them
+            q_target = self.latent(mean(torch.cat([codes_l, codes_u]), torch.cat([labeled.weight, unlabeled.weight])))
+            z_l = z_u = q_target.sample(self.num_samples)[:, None]
+        else:  # the published code scores labelled and unlabelled targets from their own codes, each group alone
+            q_target = self.latent(mean(codes_u, unlabeled.weight))
+            z_l = self.target_samples(q_context, codes_l, labeled.weight)
+            z_u = self.target_samples(q_target, codes_u, unlabeled.weight)
+        code = mean(context, labeled.weight)
+        own_code = others_mean(context, labeled.weight) if self.leave_one_out else code
+        logits_l = self.decode(labeled.features, z_l, own_code)
+        logits_u = self.decode(unlabeled.features, z_u, code)
+
+        penalty, alpha = self.penalty(q_context, q_target, logits_l, logits_u, labeled.weight, unlabeled.weight)
+        some = (unlabeled.weight > 0).any()
+        self.context_bank.push(context.detach(), labeled.weight)
+        self.latent_bank.push(codes_l.detach(), labeled.weight)
+        self.latent_bank.push(codes_u.detach(), unlabeled.weight)
+        if self.double_push:
+            self.context_bank.push(context.detach(), labeled.weight * some)
+        metrics = {"skew": alpha, "skew_strength": alpha * (1 - alpha)}
+        return Learnt(logits_l, logits_u, penalty * some, metrics)
+
+    def penalty(
+        self,
+        q_context: Gaussian,
+        q_target: Gaussian,
+        logits_l: Tensor,
+        logits_u: Tensor,
+        weight_l: Tensor,
+        weight_u: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The divergence, skewed towards whichever side is surer of its predictions, and that skew (alpha_u)."""
+        with torch.no_grad():
+            u_l, u_u = entropy(mean_probs(logits_l)), entropy(mean_probs(logits_u))
+            union = self.targets == "paper_union"
+            u_target = torch.cat([u_l, u_u]) if union else u_u
+            weight_target = torch.cat([weight_l, weight_u]) if union else weight_u
+            alpha = skew(mean(u_l[:, None], weight_l), mean(u_target[:, None], weight_target))[0]
+        with torch.autocast(alpha.device.type, enabled=False):
+            value = self.divergence(q_context, q_target, alpha)
+        if self.match_strength:  # JS at skew alpha is about alpha (1 - alpha) times the KL: undo it, to compare forms
+            value = value / (alpha * (1 - alpha)).clamp_min(1e-3)
+        return value, alpha
+
+    def target_samples(self, q: Gaussian, codes_NZ: Tensor, weight_N: Tensor) -> Tensor:
+        """Samples of z for a group of targets: (T, 1, Z) shared by all, or (T, N, Z), each without its own label."""
+        if not self.leave_one_out:
+            return q.sample(self.num_samples)[:, None]
+        return self.latent(others_mean(codes_NZ, weight_N)).sample(self.num_samples)
+
+    def latent(self, code: Tensor) -> Gaussian:
+        """q(z): a standard deviation of at least .1 from the second network (float32: it enters a divergence)."""
+        scale = 0.1 + 0.9 * F.softplus(self.latent_scale(code).float())
+        return Gaussian(self.latent_mean(code).float(), scale**2)
+
+    def decode(self, features_NF: Tensor, z: Tensor, code: Tensor) -> Tensor:
+        """Logits (T, N, K). The decoder's input is [z, x, r]; its first layer is applied to each part alone and the
+        results are added, so that features are not repeated T times (exactly the same sum)."""
+        first, rest = self.decoder[0], self.decoder[1:]
+        assert isinstance(first, nn.Linear)
+        w_z, w_x, w_r = first.weight.split([z.shape[-1], features_NF.shape[-1], code.shape[-1]], dim=1)
+        hidden = F.linear(z, w_z) + (F.linear(features_NF, w_x, first.bias) + F.linear(code, w_r))
+        return self.classifier(rest(hidden))
+
+
+def mlp(fan_in: int, hidden: int, fan_out: int, *, final: bool) -> nn.Sequential:
+    """Linear, LeakyReLU(.1), Linear, and LeakyReLU(.1) after it if `final`; Xavier-normal weights, zero biases."""
+    layers = [classifier(fan_in, hidden), nn.LeakyReLU(0.1), classifier(hidden, fan_out)]
+    return nn.Sequential(*layers, *([nn.LeakyReLU(0.1)] if final else []))
+
+
+def joined(points: Points) -> Tensor:
+    return torch.cat([points.features, points.labels.to(points.features.dtype)], -1)
+
+
+def mean(codes_NZ: Tensor, weight_N: Tensor) -> Tensor:
+    """The order-invariant mean that makes a neural process exchangeable -> (Z,); zeros where nothing has weight."""
+    return (codes_NZ.float() * weight_N[:, None]).sum(0) / weight_N.sum().clamp_min(1e-6)
+
+
+def others_mean(codes_NZ: Tensor, weight_N: Tensor) -> Tensor:
+    """For each point the mean of the others -> (N, Z)."""
+    weighted = codes_NZ.float() * weight_N[:, None]
+    return (weighted.sum(0) - weighted) / (weight_N.sum() - weight_N).clamp_min(1e-6)[:, None]

@@ -1,0 +1,133 @@
+"""What came of a training: the model to keep, what it is worth, when its predictions may be accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from npmatch.data.splits import Split
+from npmatch.errors import UserError
+from npmatch.evaluate import Predicted, measured, predict_part, unmeasured, write_evaluation
+from npmatch.predictor import model_description
+from npmatch.report.page import write_report
+from npmatch.runs import RunFolder
+from npmatch.session import Clock, Session, trained
+from npmatch.types import Model
+
+LAST = 20  # evaluations whose median is reported
+
+
+def work(session: Session, *, calibrate: int) -> None:
+    """Train, evaluate, and leave everything in the run folder."""
+    training, health = trained(session)
+    model, plan = training.teacher, session.plan
+    held_out: dict[str, Tensor] = {}
+    if len(plan.split.val):
+        held_out = _held_out([_predict(session, model, plan.split.val)], plan.source.labels[plan.split.val])
+    elif calibrate:
+        held_out = _folds(session, calibrate)
+
+    part = next((part for part in ("test", "val") if len(getattr(plan.split, part))), None)
+    if part is None:
+        numbers = unmeasured("there are no test images: put labelled ones into test/<class>/")
+    else:
+        indices = getattr(plan.split, part)
+        predicted = _predict(session, model, indices)
+        numbers = measured(predicted, plan.source.labels[indices])
+        write_evaluation(session.folder.path / "evaluation", predicted, plan.source, indices)
+    tensors, description = model_description(model, plan.settings, plan.source.classes, session.normal, held_out)
+    session.folder.save_model(tensors, description)
+    session.folder.write_result(_result(session, numbers, part, health.messages))
+    write_report(session.folder.path)
+
+
+def _predict(session: Session, model: Model, indices: np.ndarray) -> Predicted:
+    return predict_part(
+        model,
+        session.plan.source,
+        indices,
+        session.normal,
+        average=session.plan.settings.train.predict_with,
+        seen=lambda done, total: session.progress.work("evaluating", done, total),
+    )
+
+
+def _held_out(parts: list[Predicted], labels: np.ndarray) -> dict[str, Tensor]:
+    """Of images whose labels had no part in training: how sure the model was, and whether it was right."""
+    confidence = np.concatenate([part.probabilities.max(1) for part in parts])
+    correct = np.concatenate([part.label for part in parts]) == labels
+    return {"confidence": torch.from_numpy(confidence), "correct": torch.from_numpy(correct)}
+
+
+def _folds(session: Session, count: int) -> dict[str, Tensor]:
+    """Predictions of every labelled image by a model that was trained without its label.
+
+    Such an image stays in the unlabelled set, as it is there in the run itself. A fold is a run folder of its own, so
+    that stopping in the middle loses nothing.
+    """
+    plan = session.plan
+    labels = plan.source.labels[plan.split.labeled]
+    fold = np.empty(len(labels), int)
+    for label in np.unique(labels):  # every class in every fold, as far as its labels go round
+        (rows,) = np.nonzero(labels == label)
+        fold[rows] = np.arange(len(rows)) % count
+    counts = np.bincount(labels, minlength=len(plan.source.classes))
+    if count < 2 or counts[counts > 0].min() < 2 or len(np.unique(fold)) < count:
+        raise UserError(f"--calibrate {count}: needs 2 folds, 2 labels of each class, and no more folds than labels")
+
+    parts, order = [], []
+    nobody = plan.split.val[:0]
+    for number in range(count):
+        out, rest = plan.split.labeled[fold == number], plan.split.labeled[fold != number]
+        session.progress.say(f"calibrating: fold {number + 1} of {count}, {len(out)} labels held out")
+        own = replace(plan, split=Split(labeled=rest, unlabeled=plan.split.unlabeled, val=nobody, test=nobody))
+        with RunFolder.create(session.folder.path / "folds" / str(number), resume=True) as folder:
+            folder.write_config(own.config())
+            training, _ = trained(replace(session, folder=folder, plan=own, clock=Clock(), tensorboard=False))
+        parts.append(_predict(session, training.teacher, out))
+        order.append(out)
+    return _held_out(parts, plan.source.labels[np.concatenate(order)])
+
+
+def _result(session: Session, numbers: Mapping[str, Any], part: str | None, health: list[str]) -> dict[str, Any]:
+    """result.json: the contract's keys, and words for what is absent."""
+    plan, rows = session.plan, session.folder.read_metrics()
+    settings, spent = plan.settings, session.clock.now()
+    errors = [row["error"] for row in rows if row.get("error") is not None]
+    refused = [row["refused_by_uncertainty"] for row in rows if row.get("refused_by_uncertainty") is not None]
+    images = settings.train.steps * settings.train.batch_size
+    images *= 1 + (settings.train.unlabeled_ratio if "weak" in settings.algorithm.needs else 0)
+    reasons = dict(numbers["reasons"])
+    if not errors:
+        reasons |= dict.fromkeys(("error_median20", "error_best_on_test"), "there are no test images")
+    labels = plan.source.labels[plan.split.labeled]
+    return {
+        **{key: value for key, value in numbers.items() if key != "reasons"},
+        "error_median20": median(errors[-LAST:]) if errors else None,
+        "error_best_on_test": min(errors, default=None),
+        "evaluated_on": None if part is None else {"part": part, "images": len(getattr(plan.split, part))},
+        "steps": settings.train.steps,
+        **spent,
+        "images_per_second": images / spent["train_seconds"] if spent["train_seconds"] else None,
+        "algorithm": settings.algorithm_name,
+        "head": settings.head.name,
+        "net": settings.net.name,
+        "dataset": plan.source.name,
+        "labels": len(plan.split.labeled),
+        "seed": settings.seed,
+        "preset": settings.preset,
+        "device": str(plan.device),
+        "weak_pass": settings.train.weak_pass,
+        "alignment": settings.to_dict()["algorithm"].get("alignment", "none"),
+        "refused_by_uncertainty": float(np.mean(refused)) if refused else None,
+        "classes": list(plan.source.classes),
+        "labeled_counts": np.bincount(labels, minlength=len(plan.source.classes)).tolist(),
+        "health": health,
+        "reasons": reasons,
+    }

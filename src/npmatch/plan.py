@@ -1,0 +1,163 @@
+"""What a run is to do, settled before its first step: settings, images, split."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+
+from npmatch import __version__
+from npmatch.config import Data, Settings, from_dict, override
+from npmatch.data.source import Source
+from npmatch.data.sources import open_source
+from npmatch.data.splits import Split, draw_split
+from npmatch.errors import UserError
+from npmatch.presets import BUILTIN, About, preset
+from npmatch.progress import Progress
+from npmatch.runs import RunFolder, differences
+
+LABELS_PER_CLASS = 4  # of a benchmark, where nobody says how many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """How to get at the images; none of it changes what they are."""
+
+    data_dir: Path | None = None
+    download: bool = False
+    skip_unreadable: bool = False
+    allow_outside: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    settings: Settings
+    source: Source
+    split: Split
+    fingerprint: str
+    device: torch.device
+
+    def config(self) -> dict[str, Any]:
+        """What config.toml says: every setting, and what else the numbers depend on."""
+        table = self.settings.to_dict()
+        table["data"]["fingerprint"] = self.fingerprint
+        return table | {"environment": environment(self.device)}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The versions and the machine a run's bits depend on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    versions = {"npmatch": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    versions |= {"numpy": np.__version__, "pillow": PIL.__version__}
+    return versions | {"device": str(device), "device_name": name, "threads": torch.get_num_threads()}
+
+
+def new_plan(
+    data: Any,
+    changes: Mapping[str, Any],
+    *,
+    preset_name: str,
+    opening: Opening,
+    device: torch.device,
+    progress: Progress,
+) -> Plan:
+    """A plan from a preset and what a person changed. Every wrong setting is named before an image is read."""
+    algorithm = str(changes.get("algorithm.name", "npmatch"))
+    trial = override(preset(preset_name, BUILTIN["digits"], algorithm), changes)
+    source = open_data(data, trial.data, opening, progress)
+    about = About(name=source.name, image_size=source.image_size, channels=source.images.shape[1], flip=source.flip)
+    settings = override(preset(preset_name, about, algorithm), changes)
+    chosen = settings.data
+    if source.benchmark and chosen.labels is None and chosen.labels_per_class is None:
+        chosen = replace(chosen, labels_per_class=LABELS_PER_CLASS)
+    name = str(data) if isinstance(data, str | Path) else source.name
+    chosen = replace(chosen, source=name, image_size=source.image_size, channels=about.channels)
+    settings = replace(settings, data=chosen)
+    return Plan(settings, source, split_of(source, settings), source.fingerprint(), device)
+
+
+def split_of(source: Source, settings: Settings) -> Split:
+    """The split that the settings ask for."""
+    chosen = settings.data
+    return draw_split(
+        source,
+        labels=chosen.labels,
+        labels_per_class=chosen.labels_per_class,
+        seed=settings.seed,
+        include_labeled=chosen.include_labeled,
+        val_share=chosen.val_share,
+    )
+
+
+def stored_plan(
+    folder: RunFolder,
+    data: Any,
+    changes: Mapping[str, Any],
+    *,
+    preset_name: str | None,
+    opening: Opening,
+    device: torch.device,
+    progress: Progress,
+) -> Plan:
+    """The plan of a run that was begun: its own settings and split. What a person now says otherwise is an error."""
+    stored = folder.read_config()
+    settings = from_dict(stored)
+    wanted = override(settings, changes)
+    if preset_name is not None:
+        wanted = replace(wanted, preset=preset_name)
+    told = [
+        f"{key} is {before!r} in {folder.path} and {after!r} here"
+        for key, before, after in differences(stored_settings(stored), wanted.to_dict())
+        if key != "data.source"
+    ]
+    if told:
+        raise UserError("; ".join(told) + "; leave it out to go on as before, or start another run with another --out")
+    source = open_data(settings.data.source if data is None else data, settings.data, opening, progress)
+    fingerprint = source.fingerprint()
+    if fingerprint != stored["data"]["fingerprint"]:
+        raise UserError(f"{folder.path} was begun on other images or labels than {source.name} holds now")
+    indices = folder.read_split()
+    if indices is None:  # it was stopped before the first step
+        split = split_of(source, settings)
+        folder.write_split(vars(split))
+    else:
+        split = Split(**{part: np.asarray(places, np.int64) for part, places in indices.items()})
+    now = environment(device)
+    changed = [f"{key} {stored['environment'].get(key)} → {value}" for key, value in now.items()
+               if stored["environment"].get(key) != value]  # fmt: skip
+    if changed:
+        progress.warn(f"the run goes on elsewhere ({', '.join(changed)}): its numbers may differ in the last digits")
+    return Plan(settings, source, split, fingerprint, device)
+
+
+def stored_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.toml without what it records besides settings."""
+    data = {key: value for key, value in config["data"].items() if key != "fingerprint"}
+    return {key: value for key, value in config.items() if key != "environment"} | {"data": data}
+
+
+def open_data(data: Any, chosen: Data, opening: Opening, progress: Progress) -> Source:
+    """The images, as the `data` settings want them."""
+    source = open_source(
+        data,
+        labels_file=chosen.labels_file,
+        data_dir=opening.data_dir,
+        image_size=chosen.image_size,
+        resize=chosen.resize,
+        channels=chosen.channels,
+        skip_unreadable=opening.skip_unreadable,
+        download=opening.download,
+        allow_outside=opening.allow_outside,
+        group_column=chosen.group_column,
+        max_memory=chosen.in_memory_mib * 2**20,
+        progress=lambda done, total: progress.work("reading images", done, total),
+    )
+    if source.skipped:
+        progress.warn(f"{len(source.skipped)} unreadable files are left out, {source.skipped[0][0]} the first")
+    return source

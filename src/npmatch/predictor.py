@@ -1,0 +1,240 @@
+"""A finished run: predictions for new images, an evaluation, its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from npmatch.build import build_model, choose_device
+from npmatch.config import NeuralProcess, Settings, from_dict
+from npmatch.data.decode import Unreadable, decode, eight_bits, fit, planes_of, stored_size
+from npmatch.data.folder import Walk
+from npmatch.data.labels import refuse
+from npmatch.data.manifest import Root
+from npmatch.data.normal import Normal
+from npmatch.data.source import attempt_each
+from npmatch.data.sources import open_source
+from npmatch.errors import UserError
+from npmatch.evaluate import BATCH, measured, predict, predict_part
+from npmatch.functional.metrics import Acceptance, accept_threshold
+from npmatch.heads.neural_process import MemoryBank
+from npmatch.report.page import write_report
+from npmatch.runs import RunFolder, read_model
+from npmatch.types import Model
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a run says of N images."""
+
+    ids: Sequence[str]  # path, or number
+    labels: np.ndarray  # (N,) class names
+    probabilities: np.ndarray  # (N, K), mean over the samples
+    uncertainty: np.ndarray  # (N,) nats: entropy of the mean prediction
+    disagreement: np.ndarray  # (N,) nats: the part of it that the samples disagree on
+
+    @property
+    def confidence(self) -> np.ndarray:
+        return self.probabilities.max(1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def model_description(
+    model: Model, settings: Settings, classes: Sequence[str], normal: Normal, held_out: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `model/` holds: weights, and all that is needed to use them. Of a memory bank its mean is enough, since
+    nothing else of it is ever read at prediction."""
+    compact = deepcopy(model)
+    for bank in compact.modules():
+        if isinstance(bank, MemoryBank):
+            bank.shrink()
+    tensors = {f"model.{name}": tensor for name, tensor in compact.state_dict().items()}
+    tensors |= {f"held_out.{name}": tensor for name, tensor in held_out.items()}
+    description = {
+        "settings": settings.to_dict(),
+        "classes": list(classes),
+        "image_size": normal.image_size,
+        "mean": list(normal.mean),
+        "std": list(normal.std),
+    }
+    return tensors, description
+
+
+class Run:
+    """A run folder, or a `model/` copied out of one. The weights are read when they are first needed."""
+
+    def __init__(self, path: Path | str, *, device: str = "auto") -> None:
+        self.path = Path(path)
+        self.folder = RunFolder(self.path)
+        self.device = choose_device(device)
+        self._loaded: tuple[Model, dict[str, Any], dict[str, Tensor]] | None = None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """result.json."""
+        found = self.folder.read_result()
+        if found is None:
+            raise UserError(
+                f"{self.path} has no result yet; npmatch fit --resume --out {self.path} takes it to its end"
+            )
+        return found
+
+    @property
+    def settings(self) -> Settings:
+        return from_dict(self._description["settings"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self._description["classes"])
+
+    def predict(self, images: Any, *, skip_unreadable: bool = False) -> Predictions:
+        """Predict a folder, a file, a list of paths, or an array (N, H, W) or (N, H, W, C) of pixels."""
+        parts = list(self.stream(images, skip_unreadable=skip_unreadable))
+        columns = ("labels", "probabilities", "uncertainty", "disagreement")
+        whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
+        return Predictions([name for part in parts for name in part.ids], **whole)
+
+    def stream(
+        self,
+        images: Any,
+        *,
+        skip_unreadable: bool = False,
+        skipped: list[tuple[str, str]] | None = None,
+        seen: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Iterator[Predictions]:
+        """The same, some images at a time: any number of them in constant memory.
+
+        Files that cannot be read are all named in one error after the last batch; with `skip_unreadable` they are put
+        into `skipped` instead.
+        """
+        model, normal = self.model, self.normal
+        ids, read = self._reader(images)
+        problems: list[tuple[str, str]] = []
+        for start in range(0, len(ids), BATCH):
+            names = ids[start : start + BATCH]
+            found = attempt_each(lambda i, start=start: read(start + i), len(names), None)
+            problems += [(name, one.reason) for name, one in zip(names, found) if isinstance(one, Unreadable)]
+            good = [(name, one) for name, one in zip(names, found) if isinstance(one, Tensor)]
+            if good:
+                batch = torch.stack([one for _, one in good])
+                (said,) = predict(model, [batch], normal, average=self.settings.train.predict_with)
+                labels = np.asarray(self.classes)[said.label]
+                yield Predictions([n for n, _ in good], labels, said.probabilities, said.uncertainty, said.disagreement)
+            seen(start + len(names), len(ids))
+        if skip_unreadable:
+            (skipped if skipped is not None else []).extend(problems)
+        else:
+            what = (
+                f"{len(problems)} of {len(ids)} images cannot be read; repair or remove them, or pass --skip-unreadable"
+            )
+            refuse(what, [f"{name}: {reason}" for name, reason in problems])
+
+    def acceptance(self, accuracy: float) -> Acceptance:
+        """From which confidence on predictions may be accepted, if `accuracy` of those accepted must be right."""
+        confidence, correct = (
+            self._tensors.get(f"held_out.{name}", torch.empty(0)) for name in ("confidence", "correct")
+        )
+        return accept_threshold(correct, confidence, accuracy)
+
+    def evaluate(self, data: Any = None, **opening: Any) -> dict[str, Any]:
+        """The numbers of result.json on other data: its test part, or else all of its labelled images."""
+        if data is None:
+            return self.result
+        settings = self.settings
+        source = open_source(
+            data,
+            image_size=self.normal.image_size,
+            resize=settings.data.resize,
+            channels=settings.data.channels,
+            **opening,
+        )
+        strange = sorted(set(source.classes) - set(self.classes))
+        if strange:
+            raise UserError(f"{source.name} has classes this model does not know: {', '.join(strange)}")
+        (indices,) = np.nonzero((source.parts == "test") & (source.labels >= 0))
+        part = "test" if len(indices) else "labeled"
+        if not len(indices):
+            (indices,) = np.nonzero(source.labels >= 0)
+        labels = np.array([self.classes.index(name) for name in source.classes])[source.labels[indices]]
+        predicted = predict_part(self.model, source, indices, self.normal, average=settings.train.predict_with)
+        on = {"part": part, "images": len(indices), "data": source.name}
+        return measured(predicted, labels) | {"evaluated_on": on}
+
+    def report(self) -> Path:
+        """Write report.html anew."""
+        return write_report(self.path)
+
+    @property
+    def model(self) -> Model:
+        return self._all()[0]
+
+    @property
+    def normal(self) -> Normal:
+        d = self._description
+        return Normal(d["image_size"], tuple(d["mean"]), tuple(d["std"]))
+
+    @property
+    def _description(self) -> dict[str, Any]:
+        return self._all()[1]
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return self._all()[2]
+
+    def _all(self) -> tuple[Model, dict[str, Any], dict[str, Tensor]]:
+        if self._loaded is None:
+            alone = (self.path / "model.json").is_file()
+            tensors, description = read_model(self.path) if alone else self.folder.load_model()
+            settings = from_dict(description["settings"])
+            if isinstance(settings.head, NeuralProcess):
+                settings = replace(settings, head=replace(settings.head, bank_size=1))
+            settings = replace(settings, net=replace(settings.net, pretrained=False))
+            channels = settings.data.channels or len(description["mean"])
+            with torch.random.fork_rng():
+                model = build_model(settings, num_classes=len(description["classes"]), channels=channels)
+            model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+            self._loaded = model.to(self.device).eval(), description, tensors
+        return self._loaded
+
+    def _reader(self, images: Any) -> tuple[Sequence[str], Callable[[int], Tensor]]:
+        """Names of the images, and how to read one as it is stored for training."""
+        size, channels = stored_size(self.normal.image_size), len(self.normal.mean)
+        resize = self.settings.data.resize
+        if isinstance(images, str | Path):
+            root = Path(images)
+            if root.is_dir():
+                walk = Walk(Root(root, allow_outside=True))
+                names = list(walk.images(""))
+                if not names:
+                    raise UserError(f"{root}: holds no images")
+                return names, lambda i: decode(root / names[i], size, resize, channels)
+            if not root.exists():
+                raise UserError(f"{root}: no such file or folder")
+            images = [root]
+        if isinstance(images, Sequence):
+            paths = [Path(path) for path in images]
+            return [str(path) for path in paths], lambda i: decode(paths[i], size, resize, channels)
+        pixels = np.asarray(images)
+        pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+
+        def read(i: int) -> Tensor:
+            where = f"image {i}"
+            return fit(planes_of(eight_bits(pixels[i], where), channels, where), size, resize)
+
+        return [str(i) for i in range(len(pixels))], read
+
+
+def load(path: Path | str, *, device: str = "auto") -> Run:
+    """A finished run, to predict with; complaints come now rather than at the first prediction."""
+    run = Run(path, device=device)
+    run.classes  # noqa: B018 reads and checks the weights
+    return run

@@ -1,0 +1,136 @@
+"""The paper's experiments and two presets for people's own data, as functions of what is known about the data.
+
+`paper` holds every constant behind NP-Match's tables (supplement, Table 1, and the published code where they differ).
+`quick` and `standard` are fitted to short runs: no alignment to equal classes, a limit on uncertainty that means the
+same for any number of classes, averages that warm up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from npmatch.algorithms import ALGORITHMS
+from npmatch.algorithms.npmatch import NPMatch
+from npmatch.config import Data, Linear, Net, NeuralProcess, Optimizer, Settings, Train, Views
+from npmatch.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a preset may know of the data."""
+
+    name: str
+    image_size: int
+    channels: int
+    flip: bool  # a mirrored image is as natural
+    labels: int = 40  # by default, in all
+
+
+BUILTIN = {
+    "digits": About(name="digits", image_size=8, channels=1, flip=False, labels=40),
+    "cifar10": About(name="cifar10", image_size=32, channels=3, flip=True, labels=40),
+    "cifar100": About(name="cifar100", image_size=32, channels=3, flip=True, labels=400),
+    "svhn": About(name="svhn", image_size=32, channels=3, flip=False, labels=40),
+    "fashion_mnist": About(name="fashion_mnist", image_size=28, channels=1, flip=True, labels=40),
+    "stl10": About(name="stl10", image_size=96, channels=3, flip=True, labels=40),
+    "imagenet": About(name="imagenet", image_size=224, channels=3, flip=True, labels=100_000),
+}
+TABLE1 = {"cifar10": (40, 250, 4000), "cifar100": (400, 2500, 10000), "stl10": (40, 250, 1000)}  # labels
+
+
+def paper(about: About, algorithm: str) -> Settings:
+    """The settings behind NP-Match's tables, for any method here: 2^20 steps, B = 64, mu = 7."""
+    nets = {"cifar100": "wrn_28_8", "stl10": "wrn_37_2", "imagenet": "resnet50"}
+    np_match = algorithm == "npmatch"
+    settings = Settings(
+        preset="paper",
+        data=Data(source=about.name),
+        views=Views(flip=about.flip),
+        net=Net(name=nets.get(about.name, "wrn_28_2")),
+        head=NeuralProcess() if np_match else Linear(),
+        algorithm=ALGORITHMS[algorithm](),
+        optimizer=Optimizer(
+            weight_decay=1e-3 if about.name == "cifar100" else 5e-4,
+            # Neither stands in the paper; the published NP-Match has both, its TorchSSL rivals have neither.
+            schedule="cosine_63_128" if np_match else "cosine_7_16",
+            clip_norm=3.0 if np_match else None,
+        ),
+    )
+    settings = replace(settings, train=Train(eval_every=5000))
+    return _imagenet(settings) if about.name == "imagenet" else settings
+
+
+def _imagenet(settings: Settings) -> Settings:
+    """NP-Match's ImageNet settings, which its table compares with rows trained otherwise (docs/paper_and_code.md)."""
+    algorithm = settings.algorithm
+    if isinstance(algorithm, NPMatch):
+        algorithm = replace(algorithm, min_confidence=0.7, max_uncertainty=1.2)
+    return replace(
+        settings,
+        algorithm=algorithm,
+        views=replace(settings.views, crop="resized"),
+        optimizer=replace(settings.optimizer, lr=0.05, weight_decay=1e-4),
+        train=replace(settings.train, batch_size=256, unlabeled_ratio=1),
+    )
+
+
+def quick(about: About, algorithm: str) -> Settings:
+    """Minutes on a laptop."""
+    return _own_data(about, algorithm, preset="quick", steps=800)
+
+
+def standard(about: About, algorithm: str) -> Settings:
+    """An hour on one GPU."""
+    return _own_data(about, algorithm, preset="standard", steps=20_000)
+
+
+def _own_data(about: About, algorithm: str, *, preset: str, steps: int) -> Settings:
+    small = about.image_size <= 64
+    np_match = algorithm == "npmatch"
+    method = ALGORITHMS[algorithm]()
+    if isinstance(method, NPMatch):
+        method = replace(method, alignment="none", max_uncertainty=0.2, uncertainty_unit="share")
+    if about.image_size <= 16 or (small and preset == "quick"):
+        net = Net(name="tiny", batch_norm_momentum=0.05)
+    elif small:
+        net = Net(name="wrn_28_2", block="correct", batch_norm_momentum=0.01)
+    else:
+        net = Net(name="resnet18", batch_norm_momentum=0.05)
+    return Settings(
+        preset=preset,
+        data=Data(source=about.name),
+        views=Views(crop="shift" if small else "resized", padding=max(1, about.image_size // 8), flip=about.flip),
+        net=net,
+        head=NeuralProcess() if np_match else Linear(),
+        algorithm=method,
+        optimizer=Optimizer(schedule="half_cosine", clip_norm=3.0),
+        train=Train(steps=steps, batch_size=32, ema_decay=0.99, ema_warmup=True, log_every=20),
+    )
+
+
+PRESETS = {"quick": quick, "standard": standard, "paper": paper}
+
+
+def preset(name: str, about: About, algorithm: str) -> Settings:
+    if name not in PRESETS:
+        raise UserError(f"--preset {name}: there is no such preset; there are {', '.join(PRESETS)}")
+    if algorithm not in ALGORITHMS:
+        raise UserError(f"--algorithm {algorithm}: there is no such algorithm; there are {', '.join(ALGORITHMS)}")
+    return PRESETS[name](about, algorithm)
+
+
+def table_cells() -> list[str]:
+    """The names `npmatch show` knows besides the presets': table1/<algorithm>/<dataset>-<labels>."""
+    return [f"table1/{a}/{d}-{n}" for a in ALGORITHMS for d, counts in TABLE1.items() for n in counts]
+
+
+def named(name: str) -> Settings:
+    """The settings of a table's cell, or of a preset on digits."""
+    if name in PRESETS:
+        return PRESETS[name](BUILTIN["digits"], "npmatch")
+    if name not in table_cells():
+        raise UserError(f"{name}: no such preset; see npmatch list presets")
+    _, algorithm, cell = name.split("/")
+    dataset, labels = cell.rsplit("-", 1)
+    settings = paper(BUILTIN[dataset], algorithm)
+    return replace(settings, data=replace(settings.data, labels=int(labels)))

@@ -1,0 +1,164 @@
+"""One run at work: its training taken to the last step, logged, evaluated and saved on the way."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from npmatch.build import build_stream, build_training
+from npmatch.data.normal import Normal
+from npmatch.engine import Training, train
+from npmatch.errors import Stopped, UserError
+from npmatch.evaluate import predict_part, scores
+from npmatch.health import Health
+from npmatch.interrupts import Asked
+from npmatch.plan import Plan
+from npmatch.progress import Progress
+from npmatch.runs import RunFolder
+
+CHECKPOINT_SECONDS = 30.0
+CHECKPOINT_SHARE = 0.05  # of the steps
+EVALUATIONS = 20  # over a run, where the settings do not say how often
+
+
+@dataclass
+class Clock:
+    """Time spent on a run, over all the processes that worked on it."""
+
+    started: float = field(default_factory=time.time)
+    before: dict[str, Any] = field(default_factory=lambda: {"seconds": 0.0, "train_seconds": 0.0, "resumed_from": []})
+    training: float = 0.0
+
+    def now(self) -> dict[str, Any]:
+        return {
+            "seconds": self.before["seconds"] + time.time() - self.started,
+            "train_seconds": self.before["train_seconds"] + self.training,
+            "resumed_from": self.before["resumed_from"],
+        }
+
+    def go_on(self, before: dict[str, Any], step: int) -> None:
+        self.before = before | {"resumed_from": [*before["resumed_from"], step]}
+
+
+@dataclass
+class Session:
+    """What all the parts of a run's work share."""
+
+    folder: RunFolder
+    plan: Plan
+    normal: Normal
+    clock: Clock
+    asked: Asked
+    progress: Progress
+    tensorboard: bool = False
+
+
+def trained(session: Session) -> tuple[Training, Health]:
+    """The run's training at its last step, gone on with from its last checkpoint if it has one."""
+    settings, folder, clock = session.plan.settings, session.folder, session.clock
+    training = build_training(settings, session.plan.source, session.plan.split, session.plan.device)
+    stream = build_stream(settings, session.plan.source, session.plan.split, session.normal, session.plan.device)
+    health = Health(len(session.plan.source.classes), settings.train.steps)
+    saved = folder.load_checkpoint()
+    if saved is not None:
+        if saved.meta["data"] != session.plan.fingerprint:
+            raise UserError(f"{folder.path}: the checkpoint of step {saved.step} is of a run on other data")
+        training.restore(saved.tensors, saved.step)
+        health.said = saved.meta["health"]
+        clock.go_on(saved.meta["clock"], saved.step)
+        session.progress.say(f"going on from step {saved.step:,} of {settings.train.steps:,}")
+    folder.cut_metrics(training.step)
+
+    log = Log(session, training, health)
+    session.asked.looking = True
+    saved_step, saved_time, before = training.step, time.monotonic(), time.perf_counter()
+    for means in train(training, stream, until=settings.train.steps, log_every=settings.train.log_every):
+        step = training.step
+        line = None if means is None else log.write(step, means)
+        session.progress.work("training", step, settings.train.steps, line)
+        now = time.perf_counter()
+        clock.training, before = clock.training + now - before, now
+
+        last = step == settings.train.steps
+        late = time.monotonic() - saved_time >= CHECKPOINT_SECONDS
+        far = step - saved_step >= CHECKPOINT_SHARE * settings.train.steps
+        if late or far or last or session.asked.signal is not None:
+            meta = {"clock": clock.now(), "health": health.said, "data": session.plan.fingerprint}
+            folder.save_checkpoint(step, training.parts(), meta)
+            saved_step, saved_time = step, time.monotonic()
+        if session.asked.signal is not None and not last:
+            goes_on = f"npmatch fit --resume --out {folder.path} goes on"
+            raise Stopped(f"stopped at step {step:,}; {goes_on}", 128 + session.asked.signal)
+    session.asked.looking = False
+    log.close()
+    return training, health
+
+
+class Log:
+    """Where a run's numbers go: metrics.jsonl, a person's screen, TensorBoard if wanted."""
+
+    def __init__(self, session: Session, training: Training, health: Health) -> None:
+        self.session, self.training, self.health = session, training, health
+        train = session.plan.settings.train
+        wanted = train.eval_every or -(-train.steps // EVALUATIONS)
+        self.eval_every = -(-wanted // train.log_every) * train.log_every  # where a line is written anyway
+        self.first = [p.detach().clone() for p in training.model.parameters()] if training.step == 0 else None
+        self.writer = _tensorboard(session.folder, training.step) if session.tensorboard else None
+
+    def write(self, step: int, means: dict[str, float]) -> dict[str, float]:
+        """One line: the means, and where it is due the errors on the test images, which nothing is chosen by."""
+        plan = self.session.plan
+        line = {"step": step} | means
+        due = step % self.eval_every == 0 or step == plan.settings.train.steps
+        if due and len(plan.split.test):
+            average = plan.settings.train.predict_with
+            normal = self.session.normal
+            predicted = predict_part(self.training.teacher, plan.source, plan.split.test, normal, average=average)
+            line |= scores(predicted, plan.source.labels[plan.split.test])
+        self.session.folder.log(line)
+        if self.writer is not None:
+            for name, value in line.items():
+                self.writer.add_scalar(name, value, step)
+        moved = None if self.first is None else _distance(self.first, self.training.model)
+        self.first = None
+        for text in self.health.look(step, means, moved):
+            self.session.progress.warn(text)
+        return line
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def _distance(first: list[Tensor], model: torch.nn.Module) -> float:
+    return sum(float((now.detach() - then).norm()) for now, then in zip(model.parameters(), first))
+
+
+def _tensorboard(folder: RunFolder, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard needs the package tensorboard: pip install 'npmatch[tensorboard]'") from None
+    return SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
+
+
+@contextmanager
+def determinism(wanted: bool) -> Iterator[None]:
+    """Kernels that give the same bits each time; slower on a GPU, and nothing changes on a CPU."""
+    was = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.benchmark = not wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was[0])
+        torch.backends.cudnn.benchmark = was[1]

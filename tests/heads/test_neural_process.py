@@ -1,0 +1,200 @@
+"""The neural process against the specification's checklist (3.7) and the paper's Sec. 3.2."""
+
+import pytest
+import torch
+from torch import nn
+
+from npmatch.functional.divergence import Gaussian
+from npmatch.functional.uncertainty import entropy, mean_probs
+from npmatch.heads.neural_process import MemoryBank, NeuralProcessHead, mean
+from npmatch.types import Points
+
+F, K, M = 16, 3, 8
+
+
+def points(count, seed=0, weight=1.0):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.eye(K)[torch.arange(count) % K]
+    return Points(torch.randn(count, F, generator=g), labels, torch.full((count,), weight))
+
+
+def head(**options):
+    torch.manual_seed(0)
+    return NeuralProcessHead(F, K, latent_dim=M, **{"bank_size": 64, "num_samples": 5} | options)
+
+
+def learn(made, labeled, unlabeled, seed=1):
+    torch.manual_seed(seed)
+    return made.learn(labeled, unlabeled)
+
+
+@pytest.mark.parametrize(
+    ("feature_dim", "num_classes", "latent_dim", "count"),
+    [(128, 10, 32, 57_738), (512, 100, 128, 963_684), (256, 10, 64, 226_058), (2048, 1000, 256, 13_446_120)],
+)
+def test_t1_parameter_counts(feature_dim, num_classes, latent_dim, count):
+    made = NeuralProcessHead(feature_dim, num_classes, latent_dim=latent_dim)
+    assert sum(p.numel() for p in made.parameters()) == count
+
+
+def test_t2_the_order_of_the_context_does_not_matter():
+    labeled, unlabeled, order = points(6), points(4, 1), torch.randperm(6)
+    one = learn(head(), labeled, unlabeled)
+    two = learn(head(), Points(*(t[order] for t in labeled)), unlabeled)
+    torch.testing.assert_close(one.labeled[:, order], two.labeled, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one.unlabeled, two.unlabeled, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one.penalty, two.penalty, rtol=0, atol=1e-6)
+
+
+def test_t3_the_banks_means_predict_as_the_whole_banks():
+    made = head()
+    for seed in range(9):
+        learn(made, points(12, seed), points(12, seed + 50))
+    torch.manual_seed(3)
+    whole = made(points(7).features)
+    for bank in (made.latent_bank, made.context_bank):
+        bank.shrink()
+    torch.manual_seed(3)
+    torch.testing.assert_close(made(points(7).features), whole)
+
+
+@pytest.mark.parametrize(("double_push", "sizes"), [(False, (75, 65)), (True, (75, 129))])
+def test_t4_bank_sizes(double_push, sizes):
+    """B = 64, B_c = 10: the latent bank grows by both, the context bank by B (officially twice)."""
+    made = head(bank_size=2560, double_push=double_push)
+    kept = points(30, 1)._replace(weight=(torch.arange(30) < 10).float())
+    learn(made, points(64), kept._replace(weight=torch.zeros(30)))
+    assert (int(made.latent_bank.count), int(made.context_bank.count)) == (65, 65)
+    made = head(bank_size=2560, double_push=double_push)
+    learn(made, points(64), kept)
+    assert (int(made.latent_bank.count), int(made.context_bank.count)) == sizes
+
+
+def test_t5_the_standard_deviation_is_at_least_a_tenth():
+    made = head()
+    nn.init.constant_(made.latent_scale[2].bias, -50.0)
+    torch.testing.assert_close(made.latent(torch.randn(M)).var_Z, torch.full((M,), 0.01))
+
+
+def test_t7_nothing_kept_adds_nothing():
+    out = learn(head(), points(6), points(4, 1, weight=0.0))
+    assert out.penalty == 0 and out.unlabeled.isfinite().all()
+    out.penalty.backward()
+
+
+@pytest.mark.parametrize("targets", ["code", "paper_union"])
+def test_t9_the_divergence_teaches_both_sides_and_neither_skew_nor_banks(targets, monkeypatch):
+    made = head(targets=targets)
+    given = []
+    monkeypatch.setattr(made, "divergence", lambda p, q, skew: given.append((p, q, skew)) or torch.zeros(()))
+    labeled, unlabeled = points(6), points(4, 1)
+    learn(made, labeled, unlabeled)
+    (p, q, skew), *_ = given
+    assert all(part.requires_grad for part in (*p, *q))
+    assert not skew.requires_grad and 0 < skew < 1
+    assert not any(buffer.requires_grad for buffer in made.buffers())
+
+
+def test_t10_the_split_first_layer_is_the_naive_one():
+    made = head()
+    features, z, code = torch.randn(7, F), torch.randn(5, 1, M), torch.randn(M)
+    shape = (5, 7, -1)
+    inputs = torch.cat([z.expand(shape), features.expand(shape), code.expand(shape)], -1)
+    naive = made.classifier(made.decoder(inputs))
+    torch.testing.assert_close(made.decode(features, z, code), naive, rtol=0, atol=1e-5)
+
+
+def test_labelled_predictions_come_from_their_own_codes_and_unlabelled_ones_from_theirs():
+    """The published code: targets of q(z | target) are the selected strong ones alone, r is the labelled context's."""
+    made, labeled, unlabeled = head(), points(6), points(4, 1)
+    out = learn(made, labeled, unlabeled)
+    torch.manual_seed(1)
+    join = lambda p: torch.cat([p.features, p.labels], -1)  # noqa: E731
+    r = made.encode_context(join(labeled)).mean(0)
+    z_l = made.latent(made.encode_latent(join(labeled)).mean(0)).sample(5)[:, None]
+    z_u = made.latent(made.encode_latent(join(unlabeled)).mean(0)).sample(5)[:, None]
+    torch.testing.assert_close(out.labeled, made.decode(labeled.features, z_l, r))
+    torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z_u, r))
+
+
+def test_the_union_of_the_paper_has_one_latent_variable_for_all_targets():
+    made, labeled, unlabeled = head(targets="paper_union"), points(6), points(4, 1)
+    out = learn(made, labeled, unlabeled)
+    torch.manual_seed(1)
+    join = lambda p: torch.cat([p.features, p.labels], -1)  # noqa: E731
+    z = made.latent(torch.cat([made.encode_latent(join(labeled)), made.encode_latent(join(unlabeled))]).mean(0))
+    z = z.sample(5)[:, None]
+    r = made.encode_context(join(labeled)).mean(0)
+    torch.testing.assert_close(out.labeled, made.decode(labeled.features, z, r))
+    torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z, r))
+
+
+def test_left_out_of_its_own_context_a_label_cannot_leak():
+    """Without the option the label of a lone target reaches its own prediction (asked in the authors' issue 1)."""
+    labeled = points(2)
+    other = labeled._replace(labels=labeled.labels.flip(0))
+    for leave_one_out in (False, True):
+        made = head(leave_one_out=leave_one_out)
+        alone = Points(*(t[:1] for t in labeled)), Points(*(t[:1] for t in other))
+        same = [learn(made, one, points(3, 1, weight=0.0)).labeled for one in alone]
+        assert torch.equal(*same) == leave_one_out
+
+
+def test_the_skew_follows_the_uncertainties():
+    """alpha_u = u_c / (u_c + u_t), from the training-mode predictions (paper, Sec. 3.2.3)."""
+    made, labeled, unlabeled = head(), points(6), points(4, 1)
+    out = learn(made, labeled, unlabeled)
+    u_c, u_t = (entropy(mean_probs(logits)).mean() for logits in (out.labeled, out.unlabeled))
+    torch.testing.assert_close(out.metrics["skew"], (u_c / (u_c + u_t)).detach())
+
+
+def test_a_point_of_weight_zero_changes_nothing():
+    labeled, weight = points(6), torch.tensor([1.0, 1.0, 1.0, 0.0])
+    unlabeled = points(4, 1)._replace(weight=weight)
+    wrong = unlabeled.labels.clone()
+    wrong[3] = torch.tensor([0.0, 9.0, 0.0])
+    one, two = (learn(head(), labeled, unlabeled._replace(labels=l)) for l in (unlabeled.labels, wrong))  # noqa: E741
+    torch.testing.assert_close(one[:3], two[:3])
+
+
+def test_a_bank_forgets_the_oldest_and_refuses_without_a_trace():
+    bank = MemoryBank(32, M)
+    first = bank.codes[0].clone()
+    assert first.abs().sum() > 0 and int(bank.count) == 1  # the paper's random start
+    torch.testing.assert_close(bank.mean(), first)
+    bank.push(torch.full((10, M), 7.0), (torch.arange(10) % 2).float())
+    torch.testing.assert_close(bank.mean(), (first + 5 * 7.0) / 6)
+    for value in range(5):
+        bank.push(torch.full((16, M), float(value)), torch.ones(16))
+    torch.testing.assert_close(bank.mean(), torch.full((M,), 3.5))  # the last 16 of value 4, 16 of value 3
+    bank.push(torch.arange(100.0)[:, None].expand(100, M), torch.ones(100))
+    torch.testing.assert_close(bank.mean(), torch.full((M,), torch.arange(68.0, 100).mean()))
+    assert not bank.codes[bank.size].any()
+
+
+def test_a_bank_is_the_naive_queue():
+    """Spec 3.2, against a Python list that forgets from the front."""
+    bank, g = MemoryBank(20, 2), torch.Generator().manual_seed(0)
+    queue = [bank.codes[0].clone()]
+    for _ in range(40):
+        codes, keep = torch.randn(9, 2, generator=g), torch.rand(9, generator=g) < 0.5
+        bank.push(codes, keep.float())
+        queue = (queue + list(codes[keep]))[-20:]
+        torch.testing.assert_close(bank.mean(), torch.stack(queue).mean(0))
+
+
+def test_prediction_changes_no_buffer():
+    made = head()
+    before = {name: buffer.clone() for name, buffer in made.named_buffers()}
+    made(points(5).features)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in made.named_buffers())
+
+
+def test_samples_spread_as_the_latent_distribution_says():
+    made = head(num_samples=20_000)
+    torch.manual_seed(0)
+    z = made.latent(made.latent_bank.mean())
+    drawn = z.sample(20_000)
+    torch.testing.assert_close(drawn.mean(0), z.mean_Z, rtol=0, atol=0.03)
+    torch.testing.assert_close(drawn.std(0), z.var_Z.sqrt(), rtol=0.03, atol=0)
+    assert isinstance(z, Gaussian) and mean(torch.ones(3, 2), torch.zeros(3)).eq(0).all()

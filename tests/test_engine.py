@@ -1,0 +1,154 @@
+"""The loop's own arithmetic: rates, averages, groups, and what it does with numbers that are not finite."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from npmatch.engine import Guard, Pace, parameter_groups, train, update_ema
+from npmatch.errors import Diverged, UserError
+from npmatch.nets import build_network
+from tests import toy
+
+
+@pytest.mark.parametrize(("schedule", "end"), [("cosine_7_16", 0.19509), ("cosine_63_128", 0.02454), ("constant", 1.0)])
+def test_learning_rate_at_the_end(schedule, end):
+    """Spec 7.5."""
+    pace = Pace(num_steps=2**20, lr=0.03, schedule=schedule)
+    assert math.isclose(pace.lr_at(2**20) / 0.03, end, abs_tol=1e-5)
+    assert pace.lr_at(0) == 0.03
+
+
+def test_warmup_rises_to_the_rate():
+    pace = Pace(num_steps=100, lr=1.0, schedule="half_cosine", warmup_steps=10)
+    assert [pace.lr_at(s) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
+    assert pace.lr_at(10) == 1.0 and pace.lr_at(100) == pytest.approx(0.0)
+
+
+def test_the_optimizer_gets_the_rate_of_its_step():
+    run = toy.training("supervised", "linear")
+    for _ in train(run, toy.stream(run.algorithm.needs), until=7, log_every=100):
+        assert run.optimizer.param_groups[0]["lr"].item() == pytest.approx(run.pace.lr_at(run.step - 1))
+
+
+def test_ema_averages_parameters_and_copies_buffers():
+    """Spec 7.3: after one step .999 of the old and .001 of the new, and the live model's statistics."""
+    run = toy.training("npmatch", "neural_process")
+    run.pace = Pace(num_steps=10, lr=0.1, ema_decay=0.999)
+    start = [p.detach().clone() for p in run.teacher.parameters()]
+    for _ in train(run, toy.stream(run.algorithm.needs), until=1, log_every=10):
+        pass
+    for old, now, averaged in zip(start, run.model.parameters(), run.teacher.parameters()):
+        torch.testing.assert_close(averaged, 0.999 * old + 0.001 * now.detach(), rtol=1e-6, atol=1e-8)
+    live, kept = dict(run.model.named_buffers()), dict(run.teacher.named_buffers())
+    assert live.keys() == kept.keys() and all(torch.equal(live[name], kept[name]) for name in live)
+    assert any("running_mean" in name for name in live) and any("latent_bank" in name for name in live)
+
+
+def test_ema_warms_up():
+    pace = Pace(num_steps=1000, lr=0.1, ema_decay=0.99, ema_warmup=True)
+    assert [pace.ema_decay_at(s) for s in (0, 9, 10**6)] == pytest.approx([0.1, 10 / 19, 0.99])
+
+
+@pytest.mark.parametrize("net", ["wrn_28_2", "tiny"])
+def test_batch_norm_and_biases_do_not_decay(net):
+    """Spec 7.4: as many tensors without decay as two a batch norm and one a bias."""
+    model = nn.ModuleDict({"backbone": build_network(net, 3), "classifier": nn.Linear(128, 10)})
+    decay, free = parameter_groups(model, 5e-4)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    biases = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear) and m.bias is not None]
+    assert len(free["params"]) == 2 * len(norms) + len(biases) and free["weight_decay"] == 0
+    assert all(isinstance(p, nn.Parameter) and p.ndim > 1 for p in decay["params"]) and decay["weight_decay"] == 5e-4
+
+
+def test_each_part_is_clipped_alone():
+    """Spec 3.3.6: the norm of backbone and of head is 3 at most, each."""
+    run = toy.training("supervised", "linear")
+    run.pace = Pace(num_steps=10, lr=0.0, schedule="constant", clip_norm=0.01)
+    for _ in train(run, toy.stream(run.algorithm.needs), until=1, log_every=10):
+        pass
+    for part in (run.model.backbone, run.model.head):
+        norm = torch.stack([p.grad.norm() for p in part.parameters()]).norm()
+        torch.testing.assert_close(norm, torch.tensor(0.01), rtol=1e-3, atol=0)
+
+
+def poisoned(run, at):
+    """The toy's batches, with a NaN pixel in that of one step."""
+
+    class Batches:
+        def __getitem__(self, step):
+            views = toy.stream(run.algorithm.needs)[step]
+            if step == at:
+                views["labeled"][0, 0, 0, 0] = float("nan")
+            return views
+
+    return Batches()
+
+
+def test_what_is_not_finite_stops_the_run_names_itself_and_moves_no_weight():
+    run = toy.training("supervised", "linear")
+    seen = []
+    with pytest.raises(Diverged, match=r"step 7: the gradient of backbone\.1\.weight and 5 more is not finite"):
+        for _ in train(run, poisoned(run, 7), until=20, log_every=10):
+            seen.append([p.detach().clone() for p in run.model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(seen[6], seen[7]))  # step 7 changed nothing
+    assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+def test_fp16_lowers_its_scale_and_goes_on():
+    guard = Guard(3, "fp16")
+    bad, good = torch.tensor([1.0, math.inf, 1.0]), torch.ones(3)
+    assert guard.see(bad, 0) == 1 and guard.scale == 2.0**15
+    assert guard.see(good, 1) == 0 and guard.scale == 2.0**15
+    guard.check(["a", "b", "c"])
+    for step in range(Guard.PATIENCE):
+        guard.see(bad, 2 + step)
+    with pytest.raises(Diverged, match="step 2: the gradient of b is not finite"):
+        guard.check(["a", "b", "c"])
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    run, other = toy.training("npmatch", "linear"), toy.training("npmatch", "neural_process")
+    with pytest.raises(UserError, match="of another model"):
+        run.restore(other.parts(), 3)
+    parts = run.parts() | {"model.head.classifier.bias": torch.zeros(7)}
+    with pytest.raises(UserError, match=r"model\.head\.classifier\.bias does not fit"):
+        run.restore(parts, 3)
+
+
+def test_means_are_over_all_steps_since_the_last_line():
+    run, again = toy.training("supervised", "linear"), toy.training("supervised", "linear")
+    every = [m["loss"] for m in train(run, toy.stream(run.algorithm.needs), until=10, log_every=1) if m]
+    some = [m["loss"] for m in train(again, toy.stream(run.algorithm.needs), until=10, log_every=5) if m]
+    assert some == pytest.approx([sum(every[:5]) / 5, sum(every[5:]) / 5])
+
+
+def test_the_separate_weak_pass_has_its_own_statistics_and_no_gradient():
+    views = toy.stream(("labeled", "weak", "strong"))[0]
+    features = {kind: toy.model("linear", weak_pass=kind).train().features(views) for kind in ("joint", "separate")}
+    assert features["joint"]["weak"].requires_grad and not features["separate"]["weak"].requires_grad
+    alone = toy.model("linear").train().backbone(views["weak"])
+    torch.testing.assert_close(features["separate"]["weak"], alone)
+    assert not torch.allclose(features["joint"]["weak"], alone)
+
+
+def test_evaluation_between_steps_changes_nothing():
+    run, again = toy.training("npmatch", "neural_process"), toy.training("npmatch", "neural_process")
+    for _ in train(run, toy.stream(run.algorithm.needs), until=20, log_every=5):
+        run.model.eval()
+        torch.rand(3)
+        run.teacher.sample(torch.rand(4, 1, 8, 8))
+    for _ in train(again, toy.stream(run.algorithm.needs), until=20, log_every=5):
+        pass
+    assert all(torch.equal(a, b) for a, b in zip(run.parts().values(), again.parts().values()))
+
+
+def test_update_ema_by_hand():
+    old, new = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    with torch.no_grad():
+        new.weight.fill_(3.0)
+        new.running_mean.fill_(5.0)
+        update_ema(old, new, decay=0.75)
+    torch.testing.assert_close(old.weight.detach(), torch.full((2,), 1.5))
+    torch.testing.assert_close(old.running_mean, torch.full((2,), 5.0))

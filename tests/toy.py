@@ -1,0 +1,81 @@
+"""A problem that is learnt in a second on a CPU: three classes of 8x8 images that differ in brightness."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from npmatch.algorithms import ALGORITHMS
+from npmatch.data.normal import Normal
+from npmatch.data.stream import Batches, Pool, Stream
+from npmatch.engine import Pace, Training, start
+from npmatch.functional import chance
+from npmatch.heads.dropout import DropoutHead
+from npmatch.heads.linear import LinearHead
+from npmatch.heads.neural_process import NeuralProcessHead
+from npmatch.types import Facts, Head, Model
+
+CLASSES, FEATURES, POOL, LABELED, BATCH, RATIO, STEPS = 3, 16, 120, 12, 12, 3, 60
+CPU = torch.device("cpu")
+
+
+def pool(count: int, seed: int) -> Pool:
+    labels = torch.arange(count) % CLASSES
+    noise = torch.randint(0, 60, (count, 1, 8, 8), generator=torch.Generator().manual_seed(seed))
+    return Pool((labels[:, None, None, None] * 80 + noise).to(torch.uint8), torch.arange(count), labels)
+
+
+def noisy(images: Tensor, key: Tensor, places: Tensor) -> Tensor:
+    """A weak view: every image a little darker, by chance of its place."""
+    from npmatch.functional import chance
+
+    return images - (chance.uniform(key, places, 1) * 8).to(torch.uint8)[..., None, None].clamp(max=8) // 2
+
+
+def stream(names: tuple[str, ...], seed: int = 0) -> Stream:
+    batches = Batches(pool(LABELED, 1), pool(POOL, 2), BATCH, BATCH * RATIO, seed)
+    return Stream(batches, dict.fromkeys(names, noisy), normal=Normal(8, (0.5,), (0.3,)), device=CPU)
+
+
+def backbone() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, FEATURES), nn.BatchNorm1d(FEATURES), nn.LeakyReLU(0.1))
+
+
+HEADS = {
+    "linear": lambda: LinearHead(FEATURES, CLASSES),
+    "dropout": lambda: DropoutHead(FEATURES, CLASSES, dropout=0.2, num_samples=4),
+    "neural_process": lambda: NeuralProcessHead(FEATURES, CLASSES, latent_dim=8, bank_size=64, num_samples=3),
+}
+GENTLE = {  # thresholds that a toy passes
+    "supervised": {},
+    "fixmatch": {"min_confidence": 0.6},
+    "flexmatch": {"min_confidence": 0.6},
+    "npmatch": {"min_confidence": 0.6, "max_uncertainty": 1.0},
+}
+
+
+def facts(**changes: int) -> Facts:
+    known = {
+        "num_classes": CLASSES,
+        "feature_dim": FEATURES,
+        "labeled_counts": (LABELED // CLASSES,) * CLASSES,
+        "num_labeled": LABELED,
+        "num_unlabeled": POOL,
+        "batch_size": BATCH,
+        "unlabeled_ratio": RATIO,
+        "num_steps": STEPS,
+        "device": CPU,
+    }
+    return Facts(**(known | changes))
+
+
+def model(head: str, seed: int = 0, **options: str) -> Model:
+    torch.manual_seed(seed)
+    made: Head = HEADS[head]()
+    return Model(backbone(), made, **options)
+
+
+def training(algorithm: str, head: str, *, seed: int = 0, precision: str = "fp32", **options: str) -> Training:
+    chosen = ALGORITHMS[algorithm](**GENTLE[algorithm])
+    pace = Pace(num_steps=STEPS, lr=0.05, schedule="half_cosine", ema_decay=0.95, ema_warmup=True, clip_norm=3.0)
+    return start(model(head, seed, **options), chosen, chosen.init(facts()), pace, seed=seed, precision=precision)

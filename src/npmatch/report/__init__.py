@@ -1,0 +1,1 @@
+"""The page about one run, made from its folder alone."""

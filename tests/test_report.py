@@ -1,0 +1,393 @@
+"""The report is made from run folders whose predictions are a real classifier's, and read in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from playwright.sync_api import Browser, Page, sync_playwright
+from safetensors.numpy import load_file, save_file
+from scipy.stats import binomtest
+
+from npmatch.errors import UserError
+from npmatch.functional import metrics
+from npmatch.report.examples import choose_examples
+from npmatch.report.page import write_report
+
+HOSTILE = [
+    "<script>document.title='taken'</script>",
+    '"><img src=x onerror="document.title=\'taken\'">',
+    "it's & ]]> {{7*7}}",
+]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+QUIET += ["--disable-component-update", "--disable-sync"]
+
+CONFIG = """
+seed = 0
+[data]
+name = "digits"
+fingerprint = "sha256:5f2a9c"
+[views]
+size = 8
+[net]
+name = "tiny"
+[head]
+name = "neural_process"
+num_samples = 10
+[algorithm]
+name = "npmatch"
+min_confidence = 0.95
+max_uncertainty = 0.4
+alignment = "none"
+[optimizer]
+lr = 0.03
+[train]
+num_steps = 2000
+[environment]
+python = "3.12.1"
+torch = "2.11.0"
+npmatch = "0.1.0"
+threads = 2
+device = "cpu"
+"""
+
+
+def digits() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Probabilities and labels of 360 test digits from a classifier trained on 40, and the images."""
+    from sklearn.datasets import load_digits
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+
+    x, y = (np.asarray(part) for part in load_digits(return_X_y=True))
+    split = train_test_split(x / 16, y, test_size=360, random_state=0, stratify=y)
+    x_pool, x_test, y_pool, y_test = (np.asarray(part) for part in split)
+    labeled = np.concatenate([np.flatnonzero(y_pool == k)[:4] for k in range(10)])
+    model = LogisticRegression(max_iter=2000, C=30).fit(x_pool[labeled], y_pool[labeled])
+    pixels = (x_test * 255).astype(np.uint8).reshape(-1, 8, 8, 1)
+    return model.predict_proba(x_test).astype(np.float32), y_test.astype(np.int64), pixels
+
+
+def many_classes(num_classes: int, num_images: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Softmax outputs of a made-up problem in which neighboring classes look alike; images in four channels."""
+    rng = np.random.default_rng(1)
+    labels = np.arange(num_images) % num_classes
+    logits = rng.normal(0, 1, (num_images, num_classes))
+    logits[np.arange(num_images), labels] += rng.uniform(2, 7, num_classes)[labels]
+    logits[np.arange(num_images), (labels + 1) % num_classes] += 2
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    images = rng.integers(0, 256, (num_images, 20, 24, 4)).astype(np.uint8)
+    return (odds / odds.sum(1, keepdims=True)).astype(np.float32), labels.astype(np.int64), images
+
+
+def write_run(
+    folder: Path,
+    probabilities: NDArray[Any],
+    labels: NDArray[Any],
+    images: NDArray[Any],
+    names: list[str],
+    **result: Any,
+) -> Path:
+    """A run folder as `npmatch fit` leaves it."""
+    num_images = len(labels)
+    (folder / "evaluation").mkdir(parents=True)
+    uncertainty = metrics.images(probabilities, labels).nats_N.astype(np.float32)
+    save_file(
+        {"probabilities": probabilities, "uncertainty": uncertainty, "labels": labels, "index": np.arange(num_images)},
+        folder / "evaluation" / "predictions.safetensors",
+    )
+    ids = [f"test/{names[label]}/{i:04}.png" for i, label in enumerate(labels)]
+    (folder / "evaluation" / "predictions.json").write_text(json.dumps({"ids": ids}))
+    rows = choose_examples(probabilities, uncertainty, labels)
+    save_file({"images": images[rows], "row": rows.astype(np.int64)}, folder / "evaluation" / "examples.safetensors")
+
+    told: dict[str, Any] = dict(metrics.summary(probabilities, labels))
+    told |= {f"{key}_ci95": ends for key, ends in metrics.bootstrap(probabilities, labels, num_resamples=200).items()}
+    told |= {"reasons": {"top5": "five classes or fewer"}, "evaluated_on": {"part": "test", "images": num_images}}
+    return write_training(folder, names, {**told, **result})
+
+
+def write_training(folder: Path, names: list[str], result: dict[str, Any]) -> Path:
+    """Everything of a run but its evaluation/."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(CONFIG)
+    parts = {"labeled": [*range(40)], "unlabeled": [*range(1437)], "val": [], "test": [*range(1437, 1797)]}
+    (folder / "split.json").write_text(json.dumps(parts))
+    rng = np.random.default_rng(0)
+    lines: list[dict[str, Any]] = []
+    errors: list[float] = []
+    for step in range(10, 2001, 10):
+        done, noise = step / 2000, rng.normal(0, 0.03, 4)
+        lines.append(
+            {
+                "step": step,
+                "loss": 2.3 * np.exp(-4 * done) + 0.5 + noise[0],
+                "labeled": 2.3 * np.exp(-6 * done) + abs(noise[1]),
+                "unlabeled": 0.4 + 0.2 * done + noise[2] if step > 100 else None,
+                "divergence": 30 * np.exp(-3 * done) + noise[3],
+                "kept": float(np.clip(0.9 * (1 - np.exp(-5 * done)) + noise[0], 0, 1)),
+                "refused_by_uncertainty": 0.0,
+                "images_per_second": 5200 + 900 * noise[1],
+            }
+        )
+        if result["error"] is not None and step % 50 == 0:
+            errors.append(result["error"] + 60 * (np.exp(-6 * done) - np.exp(-6)) + 30 * noise[2] * (step < 2000))
+            lines.append({"step": step, "error": errors[-1]})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    facts = {
+        "error_median20": float(np.median(errors[-20:])) if errors else None,
+        "error_best_on_test": min(errors) if errors else None,
+        "steps": 2000,
+        "seconds": 92.4,
+        "train_seconds": 81.0,
+        "images_per_second": 5211.0,
+        "resumed_from": [],
+        "algorithm": "npmatch",
+        "head": "neural_process",
+        "net": "tiny",
+        "dataset": "digits",
+        "labels": 40,
+        "seed": 0,
+        "preset": "quick",
+        "device": "cpu",
+        "weak_pass": "separate",
+        "alignment": "none",
+        "classes": names,
+        "labeled_counts": [4] * len(names),
+        "health": [],
+    }
+    (folder / "result.json").write_text(json.dumps({**facts, **result}))
+    return folder
+
+
+def words_of(page: Path) -> str:
+    """What a reader reads: the text without tags, scripts and styles, with single spaces."""
+    text = re.sub(r"<(script|style)>.*?</\1>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split())
+
+
+HEALTH = "No pseudo-label of class 8 was kept after step 1,200: it may be lost."
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "digits-npmatch-40-s0"
+    return write_run(folder, *digits(), [str(k) for k in range(10)], health=[HEALTH])
+
+
+@pytest.fixture(scope="module")
+def written(run: Path) -> Path:
+    return write_report(run)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium or Chrome on this machine")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens a file; at the end, nothing may have been asked of a network or said on the console."""
+    complaints: list[str] = []
+    contexts = []
+
+    def visit(path: Path, **options: Any) -> Page:
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on("request", lambda request: complaints.append(request.url) if not local(request.url) else None)
+        page.goto(path.as_uri())
+        return page
+
+    def local(url: str) -> bool:
+        return url.startswith(("file:", "data:"))
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def test_the_page_says_what_result_json_says(run: Path, written: Path):
+    text, result = words_of(written), json.loads((run / "result.json").read_text())
+    assert text.count(f"{result['error']:.2f} % of 360 test images are classified wrongly") == 2  # title and heading
+    for key in ("error", "error_median20", "error_best_on_test", "top5", "ece", "uce", "aurc"):
+        assert f"{result[key]:.2f} %" in text, key
+    for key in ("error", "top5", "ece", "uce", "aurc"):
+        low, high = result[f"{key}_ci95"]
+        assert f"{low:.2f} to {high:.2f} %" in text, key
+    for key in ("nll", "brier", "uce_nats"):
+        assert f"{result[key]:.3f}" in text, key
+    lines = [json.loads(line) for line in (written.parent / "metrics.jsonl").read_text().splitlines()]
+    kept = next(line["kept"] for line in reversed(lines) if "kept" in line)
+    assert f"kept {100 * kept:.0f} % refused 0 %" in text  # the names at the ends of the curves
+    assert f"best {result['error_best_on_test']:.2f}, selected on test" in text
+    for words in (
+        "Error, best (selected on test)",
+        "40 labels",
+        "1 min 32 s on cpu",
+        HEALTH,
+        "sha256:5f2a9c",
+        "2.11.0",
+    ):
+        assert words in text, words
+
+
+def test_what_to_accept_is_counted_right(run: Path, written: Path):
+    text = words_of(written)
+    stored = load_file(run / "evaluation" / "predictions.safetensors")
+    order = np.argsort(stored["uncertainty"])
+    wrong = (stored["probabilities"].argmax(1) != stored["labels"])[order]
+    for share, n in ((95, 342), (80, 288), (50, 180)):
+        limit = stored["uncertainty"][order][n - 1]
+        low, high = binomtest(int(wrong[:n].sum()), n).proportion_ci(method="wilson")
+        row = f"{share} % {n} {100 * wrong[:n].mean():.2f} % {100 * low:.2f} to {100 * high:.2f} % {limit:.3f}"
+        assert row in text
+
+
+def test_writing_again_changes_nothing(run: Path):
+    first = write_report(run).read_bytes()
+    assert write_report(run).read_bytes() == first
+    assert not [path for path in run.iterdir() if path.name.startswith("report.html.")]
+
+
+def test_only_the_script_of_the_page_may_run(written: Path):
+    page = written.read_text(encoding="utf-8")
+    (script,) = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
+    allowed = "sha256-" + b64encode(sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{allowed}'" in page
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", page)
+
+
+def test_a_browser_shows_it_and_its_slider_moves(written: Path, visit: Callable[..., Page]):
+    page = visit(written, viewport={"width": 1200, "height": 900})
+    assert page.locator("svg").count() >= 10
+    assert page.locator("#accepted").inner_text().startswith("If you accept the 80 % most certain (288 of 360 images")
+    page.locator("#accept").press("End")
+    assert page.locator("#accepted").inner_text().startswith("If you accept the 100 % most certain (360 of 360 images")
+    assert page.locator("#risk-coverage .readout").text_content() == "100 % accepted: error 13.89 %"
+    page.locator("table.sortable th button", has_text="accuracy").click()
+    assert page.locator("table.sortable tbody th").first.inner_text() == "8"  # the class that is hardest
+    curve = page.locator("#training svg[data-hover]").first
+    curve.hover()
+    assert re.match(r"step [\d,]+: kept [\d.]+ % · refused 0.0 %", curve.locator(".readout").text_content() or "")
+    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_in_any_light_without_scripts(written: Path, visit: Callable[..., Page], scheme: str):
+    size = {"width": 390, "height": 844}
+    page = visit(written, viewport=size, color_scheme=scheme, java_script_enabled=False)
+    assert page.locator("main").bounding_box()["width"] <= 390  # type: ignore[index]
+    assert page.locator("#trust table").first.is_visible()
+    assert not page.locator("#accept").is_visible()  # a slider that does nothing is not shown
+    assert page.locator("#accepted").count() == 1
+
+
+def test_names_cannot_break_out(tmp_path: Path, visit: Callable[..., Page]):
+    folder = write_run(
+        tmp_path / "x", *many_classes(3, 60), HOSTILE, health=HOSTILE, dataset=HOSTILE[0], device=HOSTILE[1]
+    )
+    (folder / "config.toml").write_text(CONFIG + f"note = {json.dumps(HOSTILE[0])}\n")
+    page = visit(write_report(folder), viewport={"width": 390, "height": 844})
+    assert "classified wrongly" in page.title()
+    assert page.evaluate(
+        "[document.scripts.length, document.querySelectorAll('img:not([src^=\"data:\"])').length]"
+    ) == [1, 0]
+    assert page.locator("ul.health li").all_inner_texts() == HOSTILE
+    assert sorted(page.locator("table.sortable tbody th").all_inner_texts()) == sorted(HOSTILE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_without_test_images_the_page_says_what_is_missing(tmp_path: Path, visit: Callable[..., Page]):
+    nothing = dict.fromkeys(("error", "top5", "ece", "uce", "aurc", "nll", "brier", "uce_nats"))
+    folder = write_training(
+        tmp_path / "mine", ["cat", "dog"], {**nothing, "reasons": {"error": "the data has no test images"}}
+    )
+    page = visit(write_report(folder))
+    text = page.locator("body").inner_text()
+    assert "Trained, not yet evaluated" in text and "(the data has no test images)" in text
+    assert "npmatch evaluate mine DATA" in text
+    assert page.locator("#training svg").count() >= 5
+    assert page.locator("#trust, #mistakes, #images").count() == 0
+    assert not re.search(r"\bNone\b|\bnan\b", text)
+
+
+def test_a_run_in_progress_has_a_page(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 10, "loss": 2.5, "kept": NaN}\n{"step": 20, "loss": 2.0}\n{"step": 3'
+    )
+    text = words_of(write_report(tmp_path))
+    assert "This run has not finished" in text and "loss 2" in text
+
+
+@pytest.mark.parametrize(("num_classes", "num_images"), [(2, 40), (200, 1000)])
+def test_few_and_many_classes(num_classes: int, num_images: int, tmp_path: Path, visit: Callable[..., Page]):
+    names = [f"species number {k}" for k in range(num_classes)]
+    folder = write_run(tmp_path / "run", *many_classes(num_classes, num_images), names, evaluated_on="val")
+    page = visit(write_report(folder), viewport={"width": 390, "height": 844})
+    matrix = page.locator("svg[aria-label^='Confusion matrix']").count()
+    assert matrix == (num_classes == 2)
+    assert f" % of {num_images:,} val images" in page.title()
+    assert matrix or "species number 5 species number 6" in words_of(folder / "report.html")  # a confused pair
+    assert page.locator("table.sortable tbody tr").count() == num_classes
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert ("Absent: five classes or fewer" in page.locator("#numbers").inner_text()) == (num_classes == 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("result.json", "{", "is not JSON"),
+        ("result.json", "[]", "holds no JSON object"),
+        ("config.toml", "a = ", "is not TOML"),
+        ("metrics.jsonl", "{\n{}\n", "line 1 is not JSON"),
+        ("evaluation/predictions.safetensors", "no tensors", "is damaged"),
+        ("evaluation/predictions.json", '{"ids": ["one"]}', "names 1 images"),
+    ],
+)
+def test_a_broken_file_is_named(run: Path, tmp_path: Path, name: str, content: str, told: str):
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=told):
+        write_report(folder)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="not a run folder"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colors_can_be_read(written: Path, visit: Callable[..., Page], scheme: str):
+    """WCAG AA: text and lines stand out from the paper, 4.5 to 1."""
+    page = visit(written, color_scheme=scheme)
+    style = "name => getComputedStyle(document.documentElement).getPropertyValue('--' + name)"
+    colors = {name: luminance(page.evaluate(style, name)) for name in ("paper", "ink", "muted", "c1", "c2", "c3", "c4")}
+    for name, color in colors.items():
+        low, high = sorted((color, colors["paper"]))
+        assert name == "paper" or (high + 0.05) / (low + 0.05) >= 4.5, name
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of #rrggbb, as WCAG 2 defines it."""
+    parts = np.array([int(color.strip()[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])

@@ -27,8 +27,6 @@ def pool(count: int, seed: int) -> Pool:
 
 def noisy(images: Tensor, key: Tensor, places: Tensor) -> Tensor:
     """A weak view: every image a little darker, by chance of its place."""
-    from npmatch.functional import chance
-
     return images - (chance.uniform(key, places, 1) * 8).to(torch.uint8)[..., None, None].clamp(max=8) // 2
 
 

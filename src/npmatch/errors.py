@@ -1,5 +1,11 @@
 """What a person can put right. Everything else is a fault of ours and keeps its traceback."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SHOWN = 20  # problems named in one error
+
 
 class UserError(Exception):
     """Wrong use or bad input: one line that names the thing and the cure. The command line exits with 2."""
@@ -15,3 +21,13 @@ class Stopped(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+def refuse(what: str, problems: Sequence[str]) -> None:
+    """Raise one UserError that names all the problems, if there are any."""
+    if not problems:
+        return
+    lines = [what, *problems[:SHOWN]]
+    if len(problems) > SHOWN:
+        lines.append(f"… and {len(problems) - SHOWN} more")
+    raise UserError("\n  ".join(lines))

@@ -62,6 +62,11 @@ class Batches:
         )
 
 
+def view_key(seed: int, step: Tensor | int, name: str) -> Tensor:
+    """Where one view of one step has its chance from."""
+    return chance.key(seed, step, UNLABELED + 1 + VIEWS.index(name))
+
+
 class Stream:
     """`stream[step]` is the batch of that step, made into views on the device."""
 
@@ -91,7 +96,7 @@ class Stream:
         images = {}
         for name, view in self.views.items():
             batch = labeled if name == "labeled" else unlabeled
-            key = chance.key(self.batches.seed, step_tensor, UNLABELED + 1 + VIEWS.index(name))
+            key = view_key(self.batches.seed, step_tensor, name)
             images[name] = self.normal(view(batch, key, torch.arange(len(batch), device=self.device)))
         return Views(images, self.batches.labeled.labels[labeled_place], labeled_place, place, step_tensor)
 

@@ -190,12 +190,14 @@ def test_center_crop_and_the_two_kinds_of_crop() -> None:
     assert torch.equal(crop(kind="resized"), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_as_one_graph_it_makes_the_same_pixels() -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_compiled_as_one_graph_it_makes_the_same_pixels(name: RecipeName) -> None:
     images, places = tensor(random_images(500, 32, 32, 3)), PLACES[:500]
 
     def view(images: Tensor, key: Tensor, places_N: Tensor) -> Tensor:
-        return augment.strong(images, key, places_N, recipe=augment.recipe("ra_torchssl", num_ops=1), crop=SHIFT)
+        return augment.strong(images, key, places_N, recipe=RECIPES[name], crop=SHIFT)
 
     compiled = torch.compile(view, fullgraph=True)
     for step in range(3):

@@ -142,7 +142,9 @@ def test_equalize_is_exact_where_counts_are_few_or_skewed() -> None:
     assert differing(apply("equalize", images, np.zeros(3000, np.float32)), theirs) == 0
 
 
-def test_a_batch_mixes_operations_and_fills_with_gray() -> None:
+@pytest.mark.filterwarnings("ignore")  # of torch.compile's own
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_batch_mixes_operations_eager_and_compiled(compiled: bool) -> None:
     rng = np.random.default_rng(1)
     images = random_images(1400, 32, 32, 3)
     names = [operations.OPERATIONS[i % 14] for i in range(1400)]
@@ -155,9 +157,11 @@ def test_a_batch_mixes_operations_and_fills_with_gray() -> None:
         mask = PILLOW[names[i]](mask, float(magnitude[i])) if moved else mask
         return Image.composite(changed, Image.new("RGB", image.size, (128, 128, 128)), mask)
 
-    operation_N, magnitude_N = torch.arange(1400) % 14, torch.from_numpy(magnitude)
-    ours = operations.warp(tensor(images), operation_N, magnitude_N, 128)
-    ours = operations.recolor(ours, operation_N, magnitude_N)
+    def mixed(images: Tensor, operation_N: Tensor, magnitude_N: Tensor) -> Tensor:
+        return operations.recolor(operations.warp(images, operation_N, magnitude_N, 128), operation_N, magnitude_N)
+
+    made = torch.compile(mixed, fullgraph=True) if compiled else mixed
+    ours = made(tensor(images), torch.arange(1400) % 14, torch.from_numpy(magnitude))
     assert differing(ours, by_pillow(images, change)) == 0
 
 

@@ -55,21 +55,21 @@ def _matrix(operation_N: Tensor, magnitude_N: Tensor, height: int, width: int) -
     def only(operation: int) -> Tensor:
         return torch.where(operation_N == operation, magnitude_N, 0.0)
 
+    shear_x, shear_y = only(SHEAR_X) * _ONE, only(SHEAR_Y) * _ONE
+    parts = [shear_x, shear_x / 2, only(TRANSLATE_X), shear_y, shear_y / 2, only(TRANSLATE_Y)]
+    across, start_x, left, down, start_y, top = _round(torch.stack(parts))
     xx, xy, x0, yx, yy, y0 = _rotation(only(ROTATE), height, width)
-    shear_x, shear_y = only(SHEAR_X), only(SHEAR_Y)
-    x0 = x0 + _round(shear_x * (_ONE / 2)) + _round(only(TRANSLATE_X)) * _ONE
-    y0 = y0 + _round(shear_y * (_ONE / 2)) + _round(only(TRANSLATE_Y)) * _ONE
-    return [xx, xy + _round(shear_x * _ONE), x0, yx + _round(shear_y * _ONE), yy, y0]
+    return [xx, xy + across, x0 + start_x + left * _ONE, yx + down, yy, y0 + start_y + top * _ONE]
 
 
-def _rotation(degrees_N: Tensor, height: int, width: int) -> list[Tensor]:
-    """Pillow's matrix of a rotation about the image's center; at 0 degrees the identity."""
+def _rotation(degrees_N: Tensor, height: int, width: int) -> Tensor:
+    """Pillow's matrix of a rotation about the image's center, at 0 degrees the identity -> (6, N) int32."""
     wide = torch.float32 if degrees_N.device.type == "mps" else torch.float64
     angle = -torch.deg2rad(degrees_N.to(wide) % 360.0)
     cos, sin = torch.cos(angle).round(decimals=15), torch.sin(angle).round(decimals=15)
     x0 = -cos * (width / 2) - sin * (height / 2) + width / 2 + cos * 0.5 + sin * 0.5
     y0 = sin * (width / 2) - cos * (height / 2) + height / 2 - sin * 0.5 + cos * 0.5
-    return [torch.floor(part * _ONE + 0.5).to(torch.int32) for part in (cos, sin, x0, -sin, cos, y0)]
+    return torch.floor(torch.stack([cos, sin, x0, -sin, cos, y0]) * _ONE + 0.5).to(torch.int32)
 
 
 def _round(value: Tensor) -> Tensor:

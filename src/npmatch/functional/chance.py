@@ -35,7 +35,7 @@ def bits(key: Tensor, places_N: Tensor, draws: int) -> Tensor:
     """Independent 63-bit numbers for each place in the batch -> (N, draws) int64, all at least 0."""
     columns = torch.arange(draws, device=places_N.device, dtype=torch.int64)
     rows = scramble(key + places_N.to(torch.int64))
-    return scramble(rows[:, None] + columns * 0x632BE59BD9B4E019) & ((1 << 63) - 1)
+    return scramble(rows[:, None] + columns) & ((1 << 63) - 1)
 
 
 def uniform(key: Tensor, places_N: Tensor, draws: int) -> Tensor:

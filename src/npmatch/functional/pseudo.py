@@ -71,11 +71,14 @@ def remember(last_label_P: Tensor, place_U: Tensor, label_U: Tensor, sure_U: Ten
 
 
 def kept_metrics(pseudo: PseudoLabels, keep_U: Tensor) -> dict[str, Tensor]:
-    """What every method that selects logs: the share it keeps, and the means of what it selects by."""
+    """What every method that selects logs: the share it keeps, the means of what it selects by, and the share of the
+    kept guesses that are of one class, which shows a collapse."""
+    kept_K = keep_U.new_zeros(pseudo.num_classes).scatter_add(0, pseudo.label, keep_U)
     return {
         "kept": keep_U.mean(),
         "confidence": pseudo.confidence.mean(),
         "uncertainty": pseudo.uncertainty.mean(),
+        "largest_class": kept_K.max() / keep_U.sum().clamp_min(1),
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from npmatch.engine import Guard, Pace, parameter_groups, train, update_ema
+from npmatch.engine import Guard, Pace, parameter_groups, start, train, update_ema
 from npmatch.errors import Diverged, UserError
 from npmatch.nets import build_network
 from tests import toy
@@ -152,3 +152,36 @@ def test_update_ema_by_hand():
         update_ema(old, new, decay=0.75)
     torch.testing.assert_close(old.weight.detach(), torch.full((2,), 1.5))
     torch.testing.assert_close(old.running_mean, torch.full((2,), 5.0))
+
+
+def test_resume_is_exact_where_weights_lie_channels_last():
+    """Fused optimizers go by memory and not by index: momentum must lie as its weights do."""
+
+    def training(seed):
+        run = toy.training("supervised", "linear", seed=seed)
+        torch.manual_seed(seed)
+        net = build_network("tiny", 1)
+        head = toy.LinearHead(net.feature_dim, toy.CLASSES)
+        return start(toy.Model(net, head), run.algorithm, run.state, run.pace, seed=0)
+
+    def go_on(run, until):
+        for _ in train(run, toy.stream(run.algorithm.needs), until=until, log_every=5):
+            pass
+
+    run, again = training(0), training(1)
+    go_on(run, 3)
+    convolutions = [m for m in run.model.modules() if isinstance(m, nn.Conv2d)]
+    assert not convolutions[-1].weight.is_contiguous()
+    again.restore({name: tensor.clone().contiguous() for name, tensor in run.parts().items()}, 3)
+    go_on(run, 6)
+    go_on(again, 6)
+    assert all(torch.equal(a, b) for a, b in zip(run.parts().values(), again.parts().values()))
+
+
+def test_a_line_has_the_same_keys_in_the_same_order_after_a_resume():
+    run, again = toy.training("npmatch", "neural_process"), toy.training("npmatch", "neural_process")
+    for _ in train(run, toy.stream(run.algorithm.needs), until=3, log_every=5):
+        pass
+    again.restore(dict(sorted(run.parts().items())), 3)
+    lines = [[list(m) for m in train(r, toy.stream(r.algorithm.needs), until=5, log_every=5) if m] for r in (run, again)]
+    assert lines[0] == lines[1] and lines[0]

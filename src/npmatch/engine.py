@@ -144,10 +144,17 @@ class Training:
             for name, parameter in self.model.named_parameters():
                 prefix = f"optimizer.{name}/"
                 saved = {k.removeprefix(prefix): v for k, v in parts.items() if k.startswith(prefix)}
-                self.optimizer.state[parameter] = {k: v.clone().to(parameter.device) for k, v in saved.items()}
+                self.optimizer.state[parameter] = {k: _beside(parameter, v) for k, v in saved.items()}
         device = self.guard.first.device
         self.sums = {k.removeprefix("sums."): v.to(device) for k, v in parts.items() if k.startswith("sums.")}
         self.step = step
+
+
+def _beside(parameter: Tensor, saved: Tensor) -> Tensor:
+    """A piece of optimizer state as it lies in memory beside its weights: fused steps go by memory, not by index."""
+    if saved.shape != parameter.shape:
+        return saved.clone().to(parameter.device)
+    return torch.empty_like(parameter, requires_grad=False).copy_(saved)
 
 
 def start(
@@ -201,8 +208,8 @@ def train(run: Training, batches: Batches, *, until: int, log_every: int) -> Ite
         run.state = step.state
         if isinstance(run.algorithm, Refreshes) and (run.step + 1) % run.algorithm.refresh_every == 0:
             run.state = run.algorithm.refresh(run.state)
-        for name, value in ({"loss": step.loss.detach()} | step.metrics).items():
-            run.sums[name] = run.sums[name] + value.float() if name in run.sums else value.float()
+        metrics = {"loss": step.loss.detach()} | step.metrics
+        run.sums = {name: value.float() + run.sums.get(name, 0.0) for name, value in metrics.items()}
         run.step += 1
         if run.step % log_every and run.step != run.pace.num_steps:
             yield None

@@ -49,6 +49,9 @@ def test_what_uncertainty_refused_in_words():
     assert "It could have: a probability of 0.95 can go with 0.43 nats" in refused_sentence(
         [0], limits, 100, aligned=False
     )
+    share = {"min_confidence": 0.95, "max_uncertainty": 0.2, "uncertainty_unit": "share"}  # .46 nats of log 10
+    assert "the limit is 0.46" in refused_sentence([0], share, 10, aligned=False)
+    assert "It could have" in refused_sentence([0], share | {"max_uncertainty": 0.05}, 10, aligned=False)
     assert "after alignment" in refused_sentence([0], limits, 10, aligned=True)
     assert "refused 1.50 % of the pseudo-labels, 3.00 % at most" in refused_sentence(
         [0, 0.03], limits, 100, aligned=False

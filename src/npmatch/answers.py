@@ -82,7 +82,7 @@ def _rows(part: Predictions, allowed: Acceptance | None) -> list[dict[str, Any]]
 
 def _claim(allowed: Acceptance, wanted: float | None) -> str:
     if allowed.min_confidence is None:
-        return f"accept is empty: {allowed.reason}; put labelled images into val/, or train with --calibrate 5"
+        return f"accept is empty: {allowed.reason} (held-out labels are those in val/, or all with --calibrate 5)"
     return (
         f"accept is yes from probability {allowed.min_confidence:.4f} on: {allowed.coverage:.0%} of held-out images, "
         f"of which at least {allowed.accuracy_bound:.1%} are right (90 % sure), where {wanted:.1%} was asked for"

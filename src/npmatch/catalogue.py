@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from npmatch.algorithms import ALGORITHMS
 from npmatch.config import HEADS
-from npmatch.data.builtin import BENCHMARKS
 from npmatch.nets import NETWORKS
-from npmatch.presets import PRESETS, table_cells
+from npmatch.presets import BUILTIN, PRESETS, About, table_cells
 
 
 def catalogue(what: str) -> list[dict[str, str]]:
@@ -19,10 +18,15 @@ def catalogue(what: str) -> list[dict[str, str]]:
         case "networks":
             return [{"name": name, "summary": _first_line(net)} for name, net in NETWORKS.items()]
         case "datasets":
-            return [{"name": name, "summary": ""} for name in BENCHMARKS]
+            return [{"name": name, "summary": _described(about)} for name, about in BUILTIN.items()]
         case _:
             rows = [{"name": name, "summary": _first_line(function)} for name, function in PRESETS.items()]
             return rows + [{"name": name, "summary": "a cell of the paper's Table 1"} for name in table_cells()]
+
+
+def _described(about: About) -> str:
+    color = "grey" if about.channels == 1 else "color"
+    return f"{about.image_size}x{about.image_size}, {color}"
 
 
 def _first_line(thing: object) -> str:

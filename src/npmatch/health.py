@@ -43,8 +43,3 @@ class Health:
     @property
     def messages(self) -> list[str]:
         return list(self.said.values())
-
-
-def gate_never_bound(refused: list[float]) -> bool:
-    """Whether the limit on uncertainty refused nothing that confidence would have let through, all along."""
-    return bool(refused) and max(refused) == 0.0

@@ -85,12 +85,12 @@ def standard(about: About, algorithm: str) -> Settings:
 
 
 def _own_data(about: About, algorithm: str, *, preset: str, steps: int) -> Settings:
-    small = about.image_size <= 64
+    small, minute = about.image_size <= 64, about.image_size <= 16
     np_match = algorithm == "npmatch"
     method = ALGORITHMS[algorithm]()
     if isinstance(method, NPMatch):
         method = replace(method, alignment="none", max_uncertainty=0.2, uncertainty_unit="share")
-    if about.image_size <= 16 or (small and preset == "quick"):
+    if minute or (small and preset == "quick"):
         net = Net(name="tiny", batch_norm_momentum=0.05)
     elif small:
         net = Net(name="wrn_28_2", block="correct", batch_norm_momentum=0.01)
@@ -99,7 +99,14 @@ def _own_data(about: About, algorithm: str, *, preset: str, steps: int) -> Setti
     return Settings(
         preset=preset,
         data=Data(source=about.name),
-        views=Views(crop="shift" if small else "resized", padding=max(1, about.image_size // 8), flip=about.flip),
+        views=Views(
+            crop="shift" if small else "resized",
+            padding=max(1, about.image_size // 8),
+            flip=about.flip,
+            num_ops=2 if minute else None,  # of 64 pixels little is left after more
+            color=not minute,
+            cutout=not minute,
+        ),
         net=net,
         head=NeuralProcess() if np_match else Linear(),
         algorithm=method,

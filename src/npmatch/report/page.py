@@ -137,7 +137,8 @@ def lead(run: RunFiles) -> list[str]:
         sentences.append(
             "There are no predictions on test images here, so the page cannot say how good the model is, "
             f"when to trust it, or what it confuses{why}. "
-            "Give it labeled images that it has not been trained on, then make the page again:"
+            "Put labeled images that it has not been trained on into test/<class>/ and train again, or have the numbers "
+            "alone from a folder of them:"
         )
     return sentences
 
@@ -184,7 +185,7 @@ def training(run: RunFiles, num_classes: int) -> dict[str, Any]:
             "Train on the same labels alone, and compare the two errors and their intervals:"
         )
         command = (
-            f"npmatch fit {quote(str(run.result.get('dataset', 'DATA')))} --algorithm supervised "
+            f"npmatch fit {quote(str(run.config.get('data', {}).get('source', 'DATA')))} --algorithm supervised "
             f"--labels {run.result.get('labels', 'N')} --seed {run.result.get('seed', 0)}"
         )
     panels, left_out = curves.panels(run.metrics)

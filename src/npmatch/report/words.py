@@ -135,13 +135,15 @@ def refused_sentence(refused: Sequence[float], algorithm: dict[str, Any], num_cl
     confidence, limit = number(algorithm.get("min_confidence")), number(algorithm.get("max_uncertainty"))
     if confidence is None or limit is None or num_classes < 2:
         return said
+    if algorithm.get("uncertainty_unit") == "share":
+        limit *= math.log(num_classes)
     if aligned:
         # The bound below needs both limits to look at the same probabilities.
         return f"{said} It could have: the probability is taken after alignment, the uncertainty before."
     most = most_uncertainty(confidence, num_classes)
     if most > limit:
-        return f"{said} It could have: a probability of {confidence:g} can go with {most:.2f} nats, above {limit:g}."
+        return f"{said} It could have: a probability of {confidence:g} can go with {most:.2f} nats, above {limit:.2g}."
     return (
         f"{said} With {num_classes} classes it never can at the full confidence limit: a probability of {confidence:g} "
-        f"or more leaves at most {most:.2f} nats, and the limit is {limit:g}. This result owes nothing to that limit."
+        f"or more leaves at most {most:.2f} nats, and the limit is {limit:.2g}. This result owes nothing to that limit."
     )

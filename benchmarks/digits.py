@@ -1,0 +1,83 @@
+"""The digits with 4 labels a class: NP-Match, supervised training and scikit-learn's LabelSpreading on the same labels.
+
+    python benchmarks/digits.py --out results/digits/<hardware>-<date>
+
+Runs `npmatch fit digits` for seeds 0 to 4 with each method at preset quick and writes down every result. LabelSpreading
+sees the same pool with the same labels and predicts the same test images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import tomllib
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from npmatch.data.sources import open_source
+
+METHODS = ("npmatch", "supervised")
+KEPT = ("config.toml", "split.json", "metrics.jsonl", "result.json")
+
+
+def fit(method: str, seed: int, out: Path) -> float:
+    """One run from the command line; its files but the weights are kept."""
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        words = ["fit", "digits", "--algorithm", method, "--seed", str(seed), "--out", str(run)]
+        done = subprocess.run([sys.executable, "-m", "npmatch", *words], capture_output=True, text=True, check=True)
+        out.mkdir(parents=True)
+        for name in KEPT:
+            shutil.copy(run / name, out / name)
+        (out / "log.txt").write_text(f"$ npmatch {' '.join(words[:-1])} RUN\n{done.stderr.replace(place, '.')}")
+        return json.loads((run / "result.json").read_text())["error"]
+
+
+def spread(split: dict[str, list[int]]) -> float:
+    """LabelSpreading's test error in percent."""
+    from sklearn.semi_supervised import LabelSpreading
+
+    digits = open_source("digits")
+    pixels = digits.take(range(len(digits))).flatten(1).numpy() * 16 / 255
+    known = np.isin(split["unlabeled"], split["labeled"])
+    labels = np.where(known, digits.labels[split["unlabeled"]], -1)
+    model = LabelSpreading(kernel="knn", n_neighbors=7, alpha=0.2, max_iter=1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rows without a labeled neighbor divide by zero and count as wrong
+        model.fit(pixels[split["unlabeled"]], labels)
+        return 100 * float((model.predict(pixels[split["test"]]) != digits.labels[split["test"]]).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    options = parser.parse_args()
+    errors: dict[str, list[float]] = {method: [] for method in (*METHODS, "label_spreading")}
+    for seed in options.seeds:
+        for method in METHODS:
+            errors[method].append(fit(method, seed, options.out / f"{method}-s{seed}"))
+        split = json.loads((options.out / f"npmatch-s{seed}" / "split.json").read_text())
+        errors["label_spreading"].append(spread(split))
+        print(f"seed {seed}: " + ", ".join(f"{name} {found[-1]:.2f} %" for name, found in errors.items()), flush=True)
+    config = tomllib.loads((options.out / f"npmatch-s{options.seeds[0]}" / "config.toml").read_text())
+    summary = {
+        "command": f"python {' '.join(sys.argv)}",
+        "environment": config["environment"],
+        "seeds": options.seeds,
+        "test_error": errors,
+        "mean": {name: statistics.fmean(found) for name, found in errors.items()},
+        "worst": {name: max(found) for name, found in errors.items()},
+    }
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -183,5 +183,7 @@ def test_a_line_has_the_same_keys_in_the_same_order_after_a_resume():
     for _ in train(run, toy.stream(run.algorithm.needs), until=3, log_every=5):
         pass
     again.restore(dict(sorted(run.parts().items())), 3)
-    lines = [[list(m) for m in train(r, toy.stream(r.algorithm.needs), until=5, log_every=5) if m] for r in (run, again)]
+    lines = [
+        [list(m) for m in train(r, toy.stream(r.algorithm.needs), until=5, log_every=5) if m] for r in (run, again)
+    ]
     assert lines[0] == lines[1] and lines[0]

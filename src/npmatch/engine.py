@@ -198,8 +198,9 @@ def train(run: Training, batches: Batches, *, until: int, log_every: int) -> Ite
     names = [name for name, _ in run.model.named_parameters()]
     while run.step < until:
         run.model.train()  # whatever the caller did with it
-        torch.manual_seed(chance.number(run.seed, run.step, MODEL))  # chance depends on the step, not on history
         views = batches[run.step]
+        # Chance depends on the step, not on history, and not on what the batch took: a DataLoader draws a seed.
+        torch.manual_seed(chance.number(run.seed, run.step, MODEL))
         with autocast(run.guard.first.device, run.precision):
             step = run.algorithm.step(run.model, run.teacher, views, run.state)
         run.optimizer.zero_grad(set_to_none=True)

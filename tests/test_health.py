@@ -38,7 +38,7 @@ def test_a_rate_of_zero_is_noticed_in_a_real_run():
     run = toy.training("supervised", "linear")
     run.pace = type(run.pace)(num_steps=10, lr=0.0, schedule="constant")
     before = [p.detach().clone() for p in run.model.parameters()]
-    means = [m for m in train(run, toy.stream(run.algorithm.needs), until=5, log_every=5) if m][0]
+    means = next(m for m in train(run, toy.stream(run.algorithm.needs), until=5, log_every=5) if m)
     moved = sum(float((p.detach() - b).norm()) for p, b in zip(run.model.parameters(), before))
     assert "have not moved" in Health(3, 10).look(5, means, moved)[0]
 

@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def main() -> None:
     """Run the command line; faults of ours keep their traceback and exit with 1."""
     try:
-        sys.exit(npmatch(standalone_mode=False))
+        sys.exit(npmatch(standalone_mode=False, prog_name="npmatch"))
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
@@ -152,7 +152,6 @@ def check(
 @click.option(
     "--calibrate",
     type=int,
-    default=0,
     metavar="FOLDS",
     help="Learn when predictions may be accepted, by "
     "training FOLDS more times with some labels held out. Not needed where there is a val/.",

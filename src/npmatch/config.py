@@ -120,12 +120,8 @@ class Train:
     log_every: int = 50
     eval_every: int | None = None  # none: twenty times over the run
     predict_with: Literal["probability", "logit"] = "probability"  # what the T samples are averaged as
+    calibrate: int = 0  # folds over the labels, to learn when predictions may be accepted where there is no val part
     deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "unlabeled_ratio", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +143,50 @@ class Settings:
         return next(name for name, cls in ALGORITHMS.items() if type(self.algorithm) is cls)
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, as config.toml has them; what is not set is left out."""
+        """Nested plain values, as config.toml has them; what is not set is "none", since TOML has no word for it."""
         table = asdict(self) | {"algorithm": {"name": self.algorithm_name} | asdict(self.algorithm)}
-        return {key: _without_none(value) for key, value in table.items()}
+        return {key: _spelled_none(value) for key, value in table.items()}
 
 
-def _without_none(value: Any) -> Any:
-    return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+def _spelled_none(value: Any) -> Any:
+    return {k: "none" if v is None else v for k, v in value.items()} if isinstance(value, dict) else value
+
+
+# The smallest and the largest value of the settings that have one.
+RANGES: Mapping[str, tuple[float, float]] = {
+    "seed": (0, 2**32 - 1),
+    "data.labels": (1, math.inf),
+    "data.labels_per_class": (1, math.inf),
+    "data.val_share": (0, 1),
+    "data.image_size": (1, math.inf),
+    "data.channels": (1, math.inf),
+    "data.in_memory_mib": (0, math.inf),
+    "data.workers": (0, math.inf),
+    "views.padding": (0, math.inf),
+    "views.min_area": (0, 1),
+    "views.num_ops": (0, math.inf),
+    "net.batch_norm_momentum": (0, 1),
+    "head.num_samples": (1, math.inf),
+    "head.dropout": (0, 1),
+    "head.bank_size": (1, math.inf),
+    "head.latent_dim": (1, math.inf),
+    "algorithm.min_confidence": (0, 1),
+    "algorithm.max_uncertainty": (0, math.inf),
+    "algorithm.unlabeled_weight": (0, math.inf),
+    "algorithm.divergence_weight": (0, math.inf),
+    "optimizer.lr": (0, math.inf),
+    "optimizer.momentum": (0, 1),
+    "optimizer.weight_decay": (0, math.inf),
+    "optimizer.warmup_steps": (0, math.inf),
+    "optimizer.clip_norm": (0, math.inf),
+    "train.steps": (1, math.inf),
+    "train.batch_size": (1, math.inf),
+    "train.unlabeled_ratio": (1, math.inf),
+    "train.ema_decay": (0, 1),
+    "train.log_every": (1, math.inf),
+    "train.eval_every": (1, math.inf),
+    "train.calibrate": (0, math.inf),
+}
 
 
 def override(settings: Settings, changes: Mapping[str, Any]) -> Settings:
@@ -166,7 +199,7 @@ def override(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         name = changes.get(f"{section}.name")
         if name is None:
             continue
-        if name not in table:
+        if not isinstance(name, str) or name not in table:
             problems.append(
                 f"{section}.name: there is no {name!r}{_meant(str(name), table)}; there are {', '.join(table)}"
             )
@@ -199,7 +232,13 @@ def _changed(part: Any, path: str, whole: str, value: Any) -> Any:
         return replace(part, **{name: _changed(current, rest, whole, value)})
     if is_dataclass(current):
         raise ValueError(f"{whole}: is a section; set one of {', '.join(f.name for f in fields(current))}")
-    return replace(part, **{name: _checked(value, typing.get_type_hints(type(part))[name], whole)})
+    checked = _checked(value, typing.get_type_hints(type(part))[name], whole)
+    if checked is not None and whole in RANGES:
+        low, high = RANGES[whole]
+        if not low <= checked <= high:
+            wanted = f"at least {low:g}" if high == math.inf else f"in {low:g}..{high}"
+            raise ValueError(f"{whole}: must be {wanted}, got {checked!r}")
+    return replace(part, **{name: checked})
 
 
 def _checked(value: Any, hint: Any, path: str) -> Any:

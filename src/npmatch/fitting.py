@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -17,13 +18,13 @@ from npmatch.config import read_file
 from npmatch.engine import train
 from npmatch.errors import UserError
 from npmatch.interrupts import listening
-from npmatch.outcome import work
+from npmatch.outcome import check_folds, work
 from npmatch.plan import Opening, Plan, new_plan, stored_plan
 from npmatch.predictor import Run
 from npmatch.progress import Progress, Silent
 from npmatch.report.page import write_report
 from npmatch.runs import RunFolder, default_path
-from npmatch.session import Clock, Session, determinism
+from npmatch.session import Clock, Session, determinism, memory_advice, summary_writer
 
 TRIAL_STEPS, TRIAL_SECONDS = 60, 5.0  # at most, and about
 TRAINING_SHARE = 0.9  # of a budget; the rest is for evaluation and the report
@@ -43,7 +44,7 @@ def fit(
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
     config: Path | str | None = None,
-    calibrate: int = 0,
+    calibrate: int | None = None,
     device: str = "auto",
     out: Path | str | None = None,
     resume: bool = False,
@@ -67,52 +68,54 @@ def fit(
         "head.name": head,
         "net.name": net,
         "train.steps": steps,
+        "train.calibrate": calibrate,
         "seed": seed,
     }
     changes = read_file(Path(config)) if config else {}
     changes |= {key: value for key, value in named.items() if value is not None} | dict(settings or {})
-    place = choose_device(device)
-    with listening() as asked:
-        if resume and out is None:
-            raise UserError("--resume: say which run goes on, with --out RUN")
+    opening, place = opening or Opening(), choose_device(device)
+    seconds = None if budget is None else parse_budget(budget)
+    if tensorboard:
+        summary_writer()
+    if resume and out is None:
+        raise UserError("--resume: say which run goes on, with --out RUN")
+    with listening() as asked, ExitStack() as stack:
+        folder = None
         if out is not None and resume and (Path(out) / "config.toml").is_file():
-            folder = RunFolder.create(Path(out), resume=True)
+            folder = stack.enter_context(RunFolder.create(Path(out), resume=True))
             plan = stored_plan(
-                folder, data, changes, preset_name=preset, opening=opening or Opening(), device=place, progress=progress
+                folder, data, changes, preset_name=preset, opening=opening, device=place, progress=progress
             )
         else:
-            if data is None:
-                raise UserError("what is there to learn from? name a data set, a folder, a manifest or an .npz")
             if out is not None:
                 RunFolder.refuse_taken(Path(out), resume=resume)  # now, not after minutes of reading images
-            plan = new_plan(
-                data, changes, preset_name=preset or "quick", opening=opening or Opening(), device=place,
-                progress=progress,
-            )  # fmt: skip
-            if budget is not None:
-                plan = within(plan, parse_budget(budget), progress)
-            folder = _new_folder(plan, out, resume=resume)
-        with folder, determinism(plan.settings.train.deterministic):
-            if folder.read_result() is None:
-                normal = normalization(plan.source, plan.split)
-                work(Session(folder, plan, normal, clock, asked, progress, tensorboard), calibrate=calibrate)
-            else:
-                progress.say(f"{folder.path} is finished")
-                if not (folder.path / "report.html").exists():
-                    write_report(folder.path)
+            plan = new_plan(data, changes, preset_name=preset, opening=opening, device=place, progress=progress)
+            if seconds is not None:
+                plan = within(plan, seconds, progress)
+        check_folds(plan)
+        training = build_training(plan.settings, plan.source, plan.split, plan.device)  # it may refuse the settings
+        if folder is None:
+            folder = stack.enter_context(RunFolder.create(_path(plan, out), resume=resume))
+            folder.write_config(plan.config())
+            folder.write_split(vars(plan.split))
+        if folder.read_result() is None:
+            normal = normalization(plan.source, plan.split)
+            session = Session(folder.path, folder, plan, normal, clock, asked, progress, tensorboard)
+            with determinism(plan.settings.train.deterministic):
+                work(session, training)
+        else:
+            progress.say(f"{folder.path} is finished")
+            if not (folder.path / "report.html").exists():
+                write_report(folder.path)
     return Run(folder.path, device=device)
 
 
-def _new_folder(plan: Plan, out: Path | str | None, *, resume: bool) -> RunFolder:
-    """A folder with the run's split and settings in it."""
+def _path(plan: Plan, out: Path | str | None) -> Path:
+    """Where a new run goes."""
+    if out is not None:
+        return Path(out)
     settings = plan.settings
-    path = Path(out) if out is not None else default_path(
-        settings.data.source, settings.algorithm_name, len(plan.split.labeled), settings.seed
-    )  # fmt: skip
-    folder = RunFolder.create(path, resume=resume)
-    folder.write_config(plan.config())
-    folder.write_split(vars(plan.split))
-    return folder
+    return default_path(settings.data.source, settings.algorithm_name, len(plan.split.labeled), settings.seed)
 
 
 def parse_budget(text: str) -> float:
@@ -134,12 +137,13 @@ def within(plan: Plan, seconds: float, progress: Progress) -> Plan:
     stream = build_stream(plan.settings, plan.source, plan.split, normal, plan.device)
     took: list[float] = []
     before = time.perf_counter()
-    for _ in train(trial, stream, until=min(plan.settings.train.steps, TRIAL_STEPS), log_every=1):  # logging waits
-        now = time.perf_counter()
-        took.append(now - before)
-        before = now
-        if len(took) >= 8 and sum(took) > TRIAL_SECONDS:
-            break
+    with memory_advice(trial, plan, normal):
+        for _ in train(trial, stream, until=min(plan.settings.train.steps, TRIAL_STEPS), log_every=1):  # logging waits
+            now = time.perf_counter()
+            took.append(now - before)
+            before = now
+            if len(took) >= 8 and sum(took) > TRIAL_SECONDS:
+                break
     each = median(took[3:] or took)  # the first steps choose kernels
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()

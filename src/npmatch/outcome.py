@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from npmatch.build import build_training
 from npmatch.data.splits import Split
-from npmatch.errors import UserError
+from npmatch.engine import Training
+from npmatch.errors import Diverged, UserError
 from npmatch.evaluate import Predicted, measured, predict_part, unmeasured, write_evaluation
+from npmatch.plan import Plan
 from npmatch.predictor import model_description
 from npmatch.report.page import write_report
 from npmatch.runs import RunFolder
@@ -23,15 +26,15 @@ from npmatch.types import Model
 LAST = 20  # evaluations whose median is reported
 
 
-def work(session: Session, *, calibrate: int) -> None:
+def work(session: Session, training: Training) -> None:
     """Train, evaluate, and leave everything in the run folder."""
-    training, health = trained(session)
+    health = trained(session, training)
     model, plan = training.teacher, session.plan
     held_out: dict[str, Tensor] = {}
     if len(plan.split.val):
         held_out = _held_out([_predict(session, model, plan.split.val)], plan.source.labels[plan.split.val])
-    elif calibrate:
-        held_out = _folds(session, calibrate)
+    elif plan.settings.train.calibrate:
+        held_out = _predicted_in_folds(session)
 
     part = next((part for part in ("test", "val") if len(getattr(plan.split, part))), None)
     if part is None:
@@ -48,7 +51,7 @@ def work(session: Session, *, calibrate: int) -> None:
 
 
 def _predict(session: Session, model: Model, indices: np.ndarray) -> Predicted:
-    return predict_part(
+    predicted = predict_part(
         model,
         session.plan.source,
         indices,
@@ -56,6 +59,9 @@ def _predict(session: Session, model: Model, indices: np.ndarray) -> Predicted:
         average=session.plan.settings.train.predict_with,
         seen=lambda done, total: session.progress.work("evaluating", done, total),
     )
+    if not np.isfinite(predicted.probabilities).all():  # the last steps may have done it, with no gradient after them
+        raise Diverged("the predictions of the trained model are not finite; try a lower optimizer.lr")
+    return predicted
 
 
 def _held_out(parts: list[Predicted], labels: np.ndarray) -> dict[str, Tensor]:
@@ -65,13 +71,15 @@ def _held_out(parts: list[Predicted], labels: np.ndarray) -> dict[str, Tensor]:
     return {"confidence": torch.from_numpy(confidence), "correct": torch.from_numpy(correct)}
 
 
-def _folds(session: Session, count: int) -> dict[str, Tensor]:
-    """Predictions of every labelled image by a model that was trained without its label.
+def check_folds(plan: Plan) -> None:
+    """Complain now of folds that the labels do not allow, not when the training is done."""
+    if plan.settings.train.calibrate and not len(plan.split.val):
+        _folds(plan)
 
-    Such an image stays in the unlabelled set, as it is there in the run itself. A fold is a run folder of its own, so
-    that stopping in the middle loses nothing.
-    """
-    plan = session.plan
+
+def _folds(plan: Plan) -> np.ndarray:
+    """(labels,) which fold each labelled image is in."""
+    count = plan.settings.train.calibrate
     labels = plan.source.labels[plan.split.labeled]
     fold = np.empty(len(labels), int)
     for label in np.unique(labels):  # every class in every fold, as far as its labels go round
@@ -79,8 +87,20 @@ def _folds(session: Session, count: int) -> dict[str, Tensor]:
         fold[rows] = np.arange(len(rows)) % count
     counts = np.bincount(labels, minlength=len(plan.source.classes))
     if count < 2 or counts[counts > 0].min() < 2 or len(np.unique(fold)) < count:
-        raise UserError(f"--calibrate {count}: needs 2 folds, 2 labels of each class, and no more folds than labels")
+        raise UserError(
+            f"--calibrate {count}: needs 2 folds, 2 labels of each class, and no more folds than a class has labels"
+        )
+    return fold
 
+
+def _predicted_in_folds(session: Session) -> dict[str, Tensor]:
+    """Predictions of every labelled image by a model that was trained without its label.
+
+    Such an image stays in the unlabelled set, as it is there in the run itself. A fold is a run folder of its own, so
+    that stopping in the middle loses nothing.
+    """
+    plan, count = session.plan, session.plan.settings.train.calibrate
+    fold = _folds(plan)
     parts, order = [], []
     nobody = plan.split.val[:0]
     for number in range(count):
@@ -89,7 +109,8 @@ def _folds(session: Session, count: int) -> dict[str, Tensor]:
         own = replace(plan, split=Split(labeled=rest, unlabeled=plan.split.unlabeled, val=nobody, test=nobody))
         with RunFolder.create(session.folder.path / "folds" / str(number), resume=True) as folder:
             folder.write_config(own.config())
-            training, _ = trained(replace(session, folder=folder, plan=own, clock=Clock(), tensorboard=False))
+            training = build_training(own.settings, own.source, own.split, own.device)
+            trained(replace(session, folder=folder, plan=own, clock=Clock(), tensorboard=False), training)
         parts.append(_predict(session, training.teacher, out))
         order.append(out)
     return _held_out(parts, plan.source.labels[np.concatenate(order)])

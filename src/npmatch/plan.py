@@ -13,7 +13,8 @@ import PIL
 import torch
 
 from npmatch import __version__
-from npmatch.config import Data, Settings, from_dict, override
+from npmatch.algorithms import ALGORITHMS
+from npmatch.config import Data, Settings, flat, from_dict, override
 from npmatch.data.source import Source
 from npmatch.data.sources import open_source
 from npmatch.data.splits import Split, draw_split
@@ -62,13 +63,19 @@ def new_plan(
     data: Any,
     changes: Mapping[str, Any],
     *,
-    preset_name: str,
+    preset_name: str | None,
     opening: Opening,
     device: torch.device,
     progress: Progress,
 ) -> Plan:
     """A plan from a preset and what a person changed. Every wrong setting is named before an image is read."""
+    preset_name = preset_name or str(changes.get("preset", "quick"))  # a run's config.toml names its own
+    changes = {key: value for key, value in changes.items() if key != "preset"}
+    data = changes.get("data.source") if data is None else data
+    if data is None:
+        raise UserError("what is there to learn from? name a data set, a folder, a manifest or an .npz")
     algorithm = str(changes.get("algorithm.name", "npmatch"))
+    algorithm = algorithm if algorithm in ALGORITHMS else "npmatch"  # override names it, with all else that is wrong
     trial = override(preset(preset_name, BUILTIN["digits"], algorithm), changes)
     source = open_data(data, trial.data, opening, progress)
     about = About(name=source.name, image_size=source.image_size, channels=source.images.shape[1], flip=source.flip)
@@ -107,6 +114,9 @@ def stored_plan(
 ) -> Plan:
     """The plan of a run that was begun: its own settings and split. What a person now says otherwise is an error."""
     stored = folder.read_config()
+    recorded = flat(stored)
+    if "data.fingerprint" not in recorded:
+        raise UserError(f"{folder.path / 'config.toml'} was not written by npmatch fit; pass another --out")
     settings = from_dict(stored)
     wanted = override(settings, changes)
     if preset_name is not None:
@@ -120,7 +130,7 @@ def stored_plan(
         raise UserError("; ".join(told) + "; leave it out to go on as before, or start another run with another --out")
     source = open_data(settings.data.source if data is None else data, settings.data, opening, progress)
     fingerprint = source.fingerprint()
-    if fingerprint != stored["data"]["fingerprint"]:
+    if fingerprint != recorded["data.fingerprint"]:
         raise UserError(f"{folder.path} was begun on other images or labels than {source.name} holds now")
     indices = folder.read_split()
     if indices is None:  # it was stopped before the first step
@@ -128,9 +138,10 @@ def stored_plan(
         folder.write_split(vars(split))
     else:
         split = Split(**{part: np.asarray(places, np.int64) for part, places in indices.items()})
-    now = environment(device)
-    changed = [f"{key} {stored['environment'].get(key)} → {value}" for key, value in now.items()
-               if stored["environment"].get(key) != value]  # fmt: skip
+        if max((place for places in indices.values() for place in places), default=0) >= len(source):
+            raise UserError(f"{folder.path / 'split.json'} is damaged: {source.name} has {len(source)} images")
+    before = {key: recorded.get(f"environment.{key}") for key in environment(device)}
+    changed = [f"{key} {before[key]} → {now}" for key, now in environment(device).items() if before[key] != now]
     if changed:
         progress.warn(f"the run goes on elsewhere ({', '.join(changed)}): its numbers may differ in the last digits")
     return Plan(settings, source, split, fingerprint, device)

@@ -16,12 +16,11 @@ from npmatch.build import build_model, choose_device
 from npmatch.config import NeuralProcess, Settings, from_dict
 from npmatch.data.decode import Unreadable, decode, eight_bits, fit, planes_of, stored_size
 from npmatch.data.folder import Walk
-from npmatch.data.labels import refuse
 from npmatch.data.manifest import Root
 from npmatch.data.normal import Normal
 from npmatch.data.source import attempt_each
 from npmatch.data.sources import open_source
-from npmatch.errors import UserError
+from npmatch.errors import UserError, refuse
 from npmatch.evaluate import BATCH, measured, predict, predict_part
 from npmatch.functional.metrics import Acceptance, accept_threshold
 from npmatch.heads.neural_process import MemoryBank
@@ -99,6 +98,8 @@ class Run:
     def predict(self, images: Any, *, skip_unreadable: bool = False) -> Predictions:
         """Predict a folder, a file, a list of paths, or an array (N, H, W) or (N, H, W, C) of pixels."""
         parts = list(self.stream(images, skip_unreadable=skip_unreadable))
+        if not parts:
+            raise UserError("none of the images can be read")
         columns = ("labels", "probabilities", "uncertainty", "disagreement")
         whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
         return Predictions([name for part in parts for name in part.ids], **whole)
@@ -118,6 +119,8 @@ class Run:
         """
         model, normal = self.model, self.normal
         ids, read = self._reader(images)
+        if not len(ids):
+            raise UserError("there are no images to predict")
         problems: list[tuple[str, str]] = []
         for start in range(0, len(ids), BATCH):
             names = ids[start : start + BATCH]
@@ -192,6 +195,8 @@ class Run:
 
     def _all(self) -> tuple[Model, dict[str, Any], dict[str, Tensor]]:
         if self._loaded is None:
+            if not self.path.is_dir():
+                raise UserError(f"{self.path}: no such folder; give one that npmatch fit wrote")
             alone = (self.path / "model.json").is_file()
             tensors, description = read_model(self.path) if alone else self.folder.load_model()
             settings = from_dict(description["settings"])
@@ -214,6 +219,7 @@ class Run:
             if root.is_dir():
                 walk = Walk(Root(root, allow_outside=True))
                 names = list(walk.images(""))
+                refuse(f"{root}: not all of it can be read", walk.problems)
                 if not names:
                     raise UserError(f"{root}: holds no images")
                 return names, lambda i: decode(root / names[i], size, resize, channels)
@@ -225,6 +231,8 @@ class Run:
             return [str(path) for path in paths], lambda i: decode(paths[i], size, resize, channels)
         pixels = np.asarray(images)
         pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+        if pixels.ndim != 4 or 0 in pixels.shape[1:]:
+            raise UserError(f"an array of shape {np.shape(images)}: images are (N, H, W) or (N, H, W, C)")
 
         def read(i: int) -> Tensor:
             where = f"image {i}"

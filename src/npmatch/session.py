@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from npmatch.build import build_stream, build_training
+from npmatch.build import build_stream
 from npmatch.data.normal import Normal
+from npmatch.data.stream import Stream
 from npmatch.engine import Training, train
 from npmatch.errors import Stopped, UserError
 from npmatch.evaluate import predict_part, scores
@@ -51,6 +54,7 @@ class Clock:
 class Session:
     """What all the parts of a run's work share."""
 
+    home: Path  # the run that a person goes on with; the folder of a fold lies in it
     folder: RunFolder
     plan: Plan
     normal: Normal
@@ -60,10 +64,9 @@ class Session:
     tensorboard: bool = False
 
 
-def trained(session: Session) -> tuple[Training, Health]:
-    """The run's training at its last step, gone on with from its last checkpoint if it has one."""
+def trained(session: Session, training: Training) -> Health:
+    """Take a training to its last step, from the run's last checkpoint on if it has one."""
     settings, folder, clock = session.plan.settings, session.folder, session.clock
-    training = build_training(settings, session.plan.source, session.plan.split, session.plan.device)
     stream = build_stream(settings, session.plan.source, session.plan.split, session.normal, session.plan.device)
     health = Health(len(session.plan.source.classes), settings.train.steps)
     saved = folder.load_checkpoint()
@@ -76,8 +79,17 @@ def trained(session: Session) -> tuple[Training, Health]:
         session.progress.say(f"going on from step {saved.step:,} of {settings.train.steps:,}")
     folder.cut_metrics(training.step)
 
-    log = Log(session, training, health)
     session.asked.looking = True
+    with memory_advice(training, session.plan, session.normal):
+        _steps(session, training, stream, health)
+    session.asked.looking = False
+    return health
+
+
+def _steps(session: Session, training: Training, stream: Stream, health: Health) -> None:
+    """All the steps that are left."""
+    settings, folder, clock = session.plan.settings, session.folder, session.clock
+    log = Log(session, training, health)
     saved_step, saved_time, before = training.step, time.monotonic(), time.perf_counter()
     for means in train(training, stream, until=settings.train.steps, log_every=settings.train.log_every):
         step = training.step
@@ -94,11 +106,55 @@ def trained(session: Session) -> tuple[Training, Health]:
             folder.save_checkpoint(step, training.parts(), meta)
             saved_step, saved_time = step, time.monotonic()
         if session.asked.signal is not None and not last:
-            goes_on = f"npmatch fit --resume --out {folder.path} goes on"
+            goes_on = f"npmatch fit --resume --out {session.home} goes on"
             raise Stopped(f"stopped at step {step:,}; {goes_on}", 128 + session.asked.signal)
-    session.asked.looking = False
     log.close()
-    return training, health
+
+
+@contextmanager
+def memory_advice(training: Training, plan: Plan, normal: Normal) -> Iterator[None]:
+    """Where memory runs out inside, find the batch size that fits and say so. The training is spoilt then."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+    else:
+        return
+    size = plan.settings.train.batch_size
+    refused = f"train.batch_size={size} does not fit in the memory of {plan.device}"
+    while (size := size // 2) and not _fits(training, plan, normal, size):
+        pass
+    if not size:
+        raise UserError(f"{refused}, and not even 1 does: take a smaller --net or --image-size")
+    raise UserError(f"{refused}; a batch size of {size} does: --set train.batch_size={size}, with another --out")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """CUDA has an exception for it, the others words."""
+    words = ("DefaultCPUAllocator", "MPS backend out of memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
+
+
+def _fits(training: Training, plan: Plan, normal: Normal, batch_size: int) -> bool:
+    """Whether one step with this batch size finds the memory it needs."""
+    settings = plan.settings
+    smaller = replace(
+        settings,
+        train=replace(settings.train, batch_size=batch_size),
+        data=replace(settings.data, workers=0),
+    )
+    if plan.device.type == "cuda":
+        torch.cuda.empty_cache()
+    try:
+        stream = build_stream(smaller, plan.source, plan.split, normal, plan.device)
+        next(train(training, stream, until=training.step + 1, log_every=training.step + 2))
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 class Log:
@@ -110,7 +166,9 @@ class Log:
         wanted = train.eval_every or -(-train.steps // EVALUATIONS)
         self.eval_every = -(-wanted // train.log_every) * train.log_every  # where a line is written anyway
         self.first = [p.detach().clone() for p in training.model.parameters()] if training.step == 0 else None
-        self.writer = _tensorboard(session.folder, training.step) if session.tensorboard else None
+        self.writer = None
+        if session.tensorboard:
+            self.writer = summary_writer()(str(session.folder.path / "tensorboard"), purge_step=training.step + 1)
 
     def write(self, step: int, means: dict[str, float]) -> dict[str, float]:
         """One line: the means, and where it is due the errors on the test images, which nothing is chosen by."""
@@ -141,12 +199,13 @@ def _distance(first: list[Tensor], model: torch.nn.Module) -> float:
     return sum(float((now.detach() - then).norm()) for now, then in zip(model.parameters(), first))
 
 
-def _tensorboard(folder: RunFolder, step: int) -> Any:
+def summary_writer() -> Any:
+    """TensorBoard's class for writing, if it is installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError("--tensorboard needs the package tensorboard: pip install 'npmatch[tensorboard]'") from None
-    return SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
+    return SummaryWriter
 
 
 @contextmanager

@@ -137,8 +137,8 @@ def lead(run: RunFiles) -> list[str]:
         sentences.append(
             "There are no predictions on test images here, so the page cannot say how good the model is, "
             f"when to trust it, or what it confuses{why}. "
-            "Put labeled images that it has not been trained on into test/<class>/ and train again, or have the numbers "
-            "alone from a folder of them:"
+            "Put labeled images that it has not been trained on into test/<class>/ and train again, "
+            "or have the numbers alone from a folder of them:"
         )
     return sentences
 

@@ -1,0 +1,198 @@
+"""The contract of the command line: its verbs and options, what they print where, and the code they exit with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from benchmarks.kill import COMMAND, digests
+
+import npmatch as package
+from npmatch import cli
+from tests.forked import FORKS, Forked
+from tests.pets import FAST, npmatch, pets
+
+SOURCE = Path(__file__).parents[1] / "src"
+DATA = "--labels-file --image-size --resize --data-dir --download --skip-unreadable --allow-outside"
+VERBS = {
+    "check": f"data --views --preset --set {DATA} --json",
+    "fit": "data --labels --labels-per-class --algorithm --head --net --preset --steps --budget --seed --device --out "
+    f"--resume --deterministic --calibrate --tensorboard --set --config {DATA} --json",
+    "predict": "run images --out --accept-at --skip-unreadable --device --json",
+    "evaluate": f"run data --device {DATA} --json",
+    "report": "runs",
+    "show": "preset --json",
+    "list": "what --json",
+}
+
+
+def python(*words: str, **options: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | options
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+
+
+def test_verbs_and_options_are_frozen() -> None:
+    """Other tools call these: they may be added to, and nothing may go."""
+    found = {}
+    for name, verb in cli.npmatch.commands.items():
+        found[name] = " ".join(parameter.opts[0] for parameter in verb.params)
+        assert verb.help and all(option.help for option in verb.params if isinstance(option, click.Option)), name
+    assert found == VERBS
+
+
+def test_help_comes_at_once_and_without_torch() -> None:
+    took = []
+    for _ in range(15):  # the best of five on a quiet machine; a busy one has more tries
+        before = time.perf_counter()
+        done = python("-m", "npmatch", "--help")
+        took.append(time.perf_counter() - before)
+        assert done.returncode == 0 and set(VERBS) <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
+        if len(took) >= 5 and min(took) <= 0.4:
+            break
+    assert min(took) <= 0.4
+    heavy = "torch", "numpy", "sklearn", "PIL", "rich"
+    look = f"import sys, npmatch.cli; print([name for name in {heavy} if name in sys.modules])"
+    assert python("-c", look).stdout == "[]\n"
+
+
+def test_it_runs_from_a_source_tree_that_is_not_installed() -> None:
+    """-S leaves the site's packages out, npmatch's own entry among them; click is put back by hand."""
+    paths = os.pathsep.join([str(SOURCE), str(Path(click.__file__).parents[1])])
+    done = python("-S", "-m", "npmatch", "--version", PYTHONPATH=paths)
+    assert (done.returncode, done.stdout) == (0, f"npmatch, version {package.__version__}\n"), done.stderr
+
+
+def test_what_is_listed() -> None:
+    rows = json.loads(npmatch("list", "algorithms", "--json").out)
+    assert list(rows) == ["algorithms"] and all(set(row) == {"name", "summary", "paper"} for row in rows["algorithms"])
+    assert {"supervised", "fixmatch", "flexmatch", "npmatch"} <= {row["name"] for row in rows["algorithms"]}
+    for what, some in {
+        "heads": {"linear", "dropout", "neural_process"},
+        "networks": {"wrn_28_2", "wrn_28_8", "wrn_37_2", "resnet50", "tiny"},
+        "datasets": {"digits", "cifar10", "cifar100", "stl10"},
+        "presets": {"quick", "standard", "paper", "table1/npmatch/cifar10-40"},
+    }.items():
+        done = npmatch("list", what, "--json")
+        rows = json.loads(done.out)
+        assert done.err == "" and done.out.count("\n") == 1 and list(rows) == [what]
+        assert some <= {row["name"] for row in rows[what]} and all(row["summary"] for row in rows[what])
+        plain = npmatch("list", what).out
+        assert len(plain.splitlines()) == len(rows[what]) and all(row["name"] in plain for row in rows[what])
+
+
+@pytest.mark.parametrize(
+    "preset", ["quick", "standard", "paper", "table1/npmatch/cifar10-40", "table1/fixmatch/stl10-250"]
+)
+def test_what_is_shown_is_every_setting_and_can_be_read_back(preset: str) -> None:
+    shown = tomllib.loads(npmatch("show", preset).out)
+    assert shown == json.loads(npmatch("show", preset, "--json").out)
+    assert list(shown) == ["preset", "seed", "data", "views", "net", "head", "algorithm", "optimizer", "train"]
+    assert shown["data"]["labels_file"] == "none" and "clip_norm" in shown["optimizer"], "what is not set is shown too"
+
+
+def test_the_papers_cell_has_the_papers_constants() -> None:
+    shown = json.loads(npmatch("show", "table1/npmatch/cifar10-40", "--json").out)
+    assert (shown["data"]["labels"], shown["net"]["name"], shown["train"]["steps"]) == (40, "wrn_28_2", 2**20)
+    assert (shown["algorithm"]["min_confidence"], shown["algorithm"]["max_uncertainty"]) == (0.95, 0.4)
+
+
+def test_settings_go_preset_then_file_then_set(tmp_path: Path) -> None:
+    """And a file that names its preset stands on it, so that a run's own config.toml says all of the run."""
+    data, file = pets(tmp_path / "pets"), tmp_path / "my.toml"
+    file.write_text(
+        'preset = "paper"\n[train]\nsteps = 2\nlog_every = 2\n[optimizer]\nlr = 0.5\n[net]\nname = "tiny"\n'
+    )
+    words = (*FAST, "--algorithm", "fixmatch", "--config", str(file), "--set", "optimizer.lr=0.25")
+    assert npmatch("fit", str(data), "--out", str(tmp_path / "R"), *words).code == 0
+    config = tomllib.loads((tmp_path / "R/config.toml").read_text())
+    assert (config["preset"], config["optimizer"]["lr"], config["optimizer"]["momentum"]) == ("paper", 0.25, 0.9)
+    assert (config["optimizer"]["clip_norm"], config["train"]["ema_decay"]) == ("none", 0.999), "not those of quick"
+    assert {"npmatch", "torch", "python", "threads", "device"} <= config["environment"].keys()
+    again = npmatch("fit", "--config", str(tmp_path / "R/config.toml"), "--out", str(tmp_path / "S"))
+    assert again.code == 0, again
+    assert digests(tmp_path / "S") == digests(tmp_path / "R")
+
+
+def test_out_by_default_and_resume_of_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("fit", str(pets(tmp_path / "my pets")), "--algorithm", "supervised", "--steps", "1", *FAST)
+    for name in ("my_pets-supervised-12-s0", "my_pets-supervised-12-s0-2"):
+        assert f"report: {Path('runs') / name / 'report.html'}" in npmatch(*words).out
+    before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file() and file.name != ".lock"}
+    done = npmatch(*words, "--out", "runs/my_pets-supervised-12-s0", "--resume", "--json")
+    assert done.code == 0 and "is finished" in done.err and json.loads(done.out)["steps"] == 1
+    assert all(file.read_bytes() == content for file, content in before.items())
+
+
+def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
+    data, run = str(pets(tmp_path / "pets")), str(tmp_path / "R")
+    for words in (
+        ("fit", data, "--out", run, "--steps", "2", *FAST, "--budget", "1s"),
+        ("evaluate", run, data),
+        ("predict", run, data, "--out", str(tmp_path / "a.csv"), "--accept-at", "0.9"),
+        ("check", data),
+    ):
+        done = npmatch(*words, "--json")
+        assert done.code == 0 and isinstance(json.loads(done.out), dict) and done.out.count("\n") == 1, done
+        if words[0] in ("fit", "predict"):
+            assert "--budget: a step takes" in done.err or "accept is empty" in done.err
+
+
+@pytest.mark.parametrize("steps", ["1", "30"])
+def test_divergence_exits_with_4(tmp_path: Path, steps: str) -> None:
+    """Whether a gradient shows it, or only the predictions after the last step."""
+    words = ("--out", str(tmp_path / "R"), "--steps", steps, *FAST, "--set", "optimizer.lr=1e30")
+    done = npmatch("fit", str(pets(tmp_path / "pets")), *words)
+    last = done.err.splitlines()[-1]
+    assert done.code == 4 and last.startswith("npmatch: training diverged") and "lower optimizer.lr" in last, done
+    assert not (tmp_path / "R/result.json").exists()
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(name: str) -> None:
+        raise ZeroDivisionError(name)
+
+    monkeypatch.setattr("npmatch.presets.named", fault)
+    with pytest.raises(ZeroDivisionError):
+        npmatch("show", "quick")
+
+
+@pytest.mark.skipif(not FORKS, reason="sends signals to processes it forked")
+def test_signals_stop_it_with_all_saved_and_one_process_has_the_run(tmp_path: Path) -> None:
+    quiet = Forked((*COMMAND, "--out", str(tmp_path / "quiet")), tmp_path / "quiet.txt")
+    assert quiet.wait() == 0, quiet.said.read_text()
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        run = tmp_path / str(code)
+        first = Forked((*COMMAND, "--out", str(run)), tmp_path / f"{code}.txt")
+        first.until(run / "metrics.jsonl")
+        second = npmatch("fit", "--resume", "--out", str(run))
+        assert second.code == 2 and f"is being written by pid {first.pid} on" in second.err
+        os.kill(first.pid, number)
+        assert first.wait() == code, first.said.read_text()
+        said = first.said.read_text().splitlines()[-1]
+        step = int(re.findall(r"stopped at step (\d+)", said)[0])
+        assert (run / f"checkpoint/step-{step:08d}").is_dir() and not (run / "result.json").exists()
+        words = shlex.split(said[said.index("npmatch fit ") : said.index(" goes on")])[1:]
+        again = Forked(tuple(words), tmp_path / f"{code}-again.txt")
+        assert again.wait() == 0 and f"going on from step {step} of 40" in again.said.read_text()
+        assert digests(run) == digests(tmp_path / "quiet")
+        assert json.loads((run / "result.json").read_text())["resumed_from"] == [step]
+
+
+def test_the_device_is_the_best_there_is() -> None:
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert npmatch("evaluate", "none", "--device", "auto").code == 2
+    assert package.Run("none").device.type == best

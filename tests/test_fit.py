@@ -32,7 +32,7 @@ NUMBERS = ("error", "top5", "ece", "uce", "aurc", "nll", "brier", "uce_nats")
 ABOUT = {
     "error_median20", "error_best_on_test", "evaluated_on", "steps", "seconds", "train_seconds", "images_per_second",
     "resumed_from", "algorithm", "head", "net", "dataset", "labels", "seed", "preset", "device", "weak_pass",
-    "alignment",
+    "alignment", "error_median20_ci95", "error_best_on_test_ci95",
 }  # fmt: skip
 STEPS = 40
 
@@ -86,6 +86,11 @@ def test_the_run_folder_is_the_contracts(home: Path, said: Done, run: npmatch.Ru
     assert result["top5"] is None, "three classes"
     assert (result["evaluated_on"], result["labels"]) == ({"part": "test", "images": 12}, 12)
     assert 0 < result["train_seconds"] < result["seconds"] and result["resumed_from"] == []
+    drawn = STEPS * (4 + 7 * 4)  # labeled and unlabeled images of a step
+    assert result["images_per_second"] == pytest.approx(drawn / result["train_seconds"])
+    for name in ("error_median20", "error_best_on_test"):
+        low, high = result[f"{name}_ci95"]
+        assert low <= result[name] <= high
     assert sorted(os.listdir(home / "R/model")) == ["model.json", "weights.safetensors"]
     assert os.listdir(home / "R/tensorboard")[0].startswith("events.out.tfevents")
     assert "</html>" in (home / "R/report.html").read_text(encoding="utf-8")

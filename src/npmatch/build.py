@@ -117,12 +117,11 @@ def build_stream(settings: Settings, source: Source, split: Split, normal: Norma
     labeled, unlabeled = (
         Pool(source.images, index, labels[index]) for index in (_tensor(split.labeled), _tensor(split.unlabeled))
     )
-    needs_unlabeled = any(name != "labeled" for name in settings.algorithm.needs)
     batches = Batches(
         labeled,
         unlabeled,
         batch_size=settings.train.batch_size,
-        unlabeled_batch=settings.train.batch_size * settings.train.unlabeled_ratio if needs_unlabeled else 0,
+        unlabeled_batch=settings.unlabeled_batch,
         seed=settings.seed,
     )
     views = build_views(settings, source.image_size)

@@ -142,6 +142,17 @@ class Settings:
     def algorithm_name(self) -> str:
         return next(name for name, cls in ALGORITHMS.items() if type(self.algorithm) is cls)
 
+    @property
+    def unlabeled_batch(self) -> int:
+        """Unlabelled images of a step, 0 where the algorithm wants no view of one."""
+        wanted = any(name != "labeled" for name in self.algorithm.needs)
+        return self.train.batch_size * self.train.unlabeled_ratio if wanted else 0
+
+    @property
+    def images_per_step(self) -> int:
+        """Images drawn, not the views made of them."""
+        return self.train.batch_size + self.unlabeled_batch
+
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as config.toml has them; what is not set is "none", since TOML has no word for it."""
         table = asdict(self) | {"algorithm": {"name": self.algorithm_name} | asdict(self.algorithm)}

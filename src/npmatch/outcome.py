@@ -16,6 +16,7 @@ from npmatch.data.splits import Split
 from npmatch.engine import Training
 from npmatch.errors import Diverged, UserError
 from npmatch.evaluate import Predicted, measured, predict_part, unmeasured, write_evaluation
+from npmatch.functional import metrics
 from npmatch.plan import Plan
 from npmatch.predictor import model_description
 from npmatch.report.page import write_report
@@ -24,6 +25,7 @@ from npmatch.session import Clock, Session, trained
 from npmatch.types import Model
 
 LAST = 20  # evaluations whose median is reported
+FOLLOWED = ("error_median20", "error_best_on_test")  # numbers of the evaluations while training
 
 
 def work(session: Session, training: Training) -> None:
@@ -122,20 +124,21 @@ def _result(session: Session, numbers: Mapping[str, Any], part: str | None, heal
     settings, spent = plan.settings, session.clock.now()
     errors = [row["error"] for row in rows if row.get("error") is not None]
     refused = [row["refused_by_uncertainty"] for row in rows if row.get("refused_by_uncertainty") is not None]
-    images = settings.train.steps * settings.train.batch_size
-    images *= 1 + (settings.train.unlabeled_ratio if "weak" in settings.algorithm.needs else 0)
+    rate = settings.train.steps * settings.images_per_step / spent["train_seconds"] if spent["train_seconds"] else None
+    images = 0 if part is None else len(getattr(plan.split, part))
+    followed = {"error_median20": median(errors[-LAST:]), "error_best_on_test": min(errors)} if errors else {}
     reasons = dict(numbers["reasons"])
     if not errors:
-        reasons |= dict.fromkeys(("error_median20", "error_best_on_test"), "there are no test images")
+        reasons |= dict.fromkeys(FOLLOWED, "there are no test images")
     labels = plan.source.labels[plan.split.labeled]
     return {
         **{key: value for key, value in numbers.items() if key != "reasons"},
-        "error_median20": median(errors[-LAST:]) if errors else None,
-        "error_best_on_test": min(errors, default=None),
-        "evaluated_on": None if part is None else {"part": part, "images": len(getattr(plan.split, part))},
+        **{name: followed.get(name) for name in FOLLOWED},
+        **{f"{name}_ci95": _interval(followed.get(name), len(plan.split.test)) for name in FOLLOWED},
+        "evaluated_on": None if part is None else {"part": part, "images": images},
         "steps": settings.train.steps,
         **spent,
-        "images_per_second": images / spent["train_seconds"] if spent["train_seconds"] else None,
+        "images_per_second": rate,
         "algorithm": settings.algorithm_name,
         "head": settings.head.name,
         "net": settings.net.name,
@@ -152,3 +155,8 @@ def _result(session: Session, numbers: Mapping[str, Any], part: str | None, heal
         "health": health,
         "reasons": reasons,
     }
+
+
+def _interval(error: float | None, images: int) -> list[float] | None:
+    """The 95 % interval of an error in percent that was counted on so many images. It knows of no choice among many."""
+    return None if error is None else [100 * end for end in metrics.wilson(error * images / 100, images)]

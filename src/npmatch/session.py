@@ -91,12 +91,16 @@ def _steps(session: Session, training: Training, stream: Stream, health: Health)
     settings, folder, clock = session.plan.settings, session.folder, session.clock
     log = Log(session, training, health)
     saved_step, saved_time, before = training.step, time.monotonic(), time.perf_counter()
+    line_step, line_time = training.step, before
     for means in train(training, stream, until=settings.train.steps, log_every=settings.train.log_every):
         step = training.step
-        line = None if means is None else log.write(step, means)
-        session.progress.work("training", step, settings.train.steps, line)
+        shown = None if means is None else log.write(step, means)
         now = time.perf_counter()
         clock.training, before = clock.training + now - before, now
+        if shown is not None:
+            shown |= {"images/s": settings.images_per_step * (step - line_step) / (now - line_time)}
+            line_step, line_time = step, now
+        session.progress.work("training", step, settings.train.steps, shown)
 
         last = step == settings.train.steps
         late = time.monotonic() - saved_time >= CHECKPOINT_SECONDS

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PLAIN_SECONDS = 10.0  # between plain lines
-SHOWN = ("loss", "kept", "error")
+SHOWN = {"images/s": ",.0f", "loss": ".3g", "kept": ".3g", "error": ".3g"}
 
 
 class Terminal:
@@ -37,7 +37,9 @@ class Terminal:
             if self.console.is_terminal:
                 self.bar = self._bar(what, total)
         if numbers:
-            self.numbers = "  ".join(f"{name} {numbers[name]:.3g}" for name in SHOWN if name in numbers)
+            self.numbers = "  ".join(
+                f"{name} {numbers[name]:{form}}" for name, form in SHOWN.items() if name in numbers
+            )
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=done, numbers=self.numbers)
         elif now - self.spoke >= PLAIN_SECONDS:

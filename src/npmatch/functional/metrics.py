@@ -23,6 +23,8 @@ Numbers = Tensor | NDArray[np.generic]
 
 NUM_BINS = 15
 
+_Z = 1.959964  # 95 %, two-sided
+
 # A float32 softmax gives 0 below this: a class it ruled out costs 87 nats, and not infinitely many.
 _LEAST_PROBABILITY = float(np.finfo(np.float32).tiny)
 
@@ -192,6 +194,14 @@ def clopper_pearson_lower(successes: int, trials: int, confidence: float = 0.90)
     if successes == 0:
         return 0.0
     return float(betaincinv(successes, trials - successes + 1, 1 - confidence))
+
+
+def wilson(hits: float, trials: int) -> tuple[float, float]:
+    """The 95 % interval of hits / trials (Wilson, 1927): within [0, 1] and of some width even at 0 and at 1."""
+    share, spread = hits / trials, _Z**2 / trials
+    middle = (share + spread / 2) / (1 + spread)
+    reach = _Z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def accept_threshold(correct_N: Numbers, confidence_N: Numbers, target: float, confidence: float = 0.90) -> Acceptance:

@@ -14,7 +14,6 @@ from npmatch.report import words
 from npmatch.report.examples import most_confidently_wrong, most_uncertain
 from npmatch.report.folder import Predictions
 from npmatch.report.images import data_address
-from npmatch.report.intervals import wilson
 from npmatch.report.svg import Axis, Point, heat_map, scatter, shorten
 
 _MOST_CELLS = 30  # classes; a larger matrix cannot be read, the most confused pairs can
@@ -155,7 +154,7 @@ def _classwise(per_class: metrics.PerClass, names: Sequence[str]) -> tuple[Marku
             float(per_class.accuracy_K[k]),
             float(per_class.uncertainty_K[k]),
         )
-        low, high = wilson(accuracy * count, count) if bars else (None, None)
+        low, high = metrics.wilson(accuracy * count, count) if bars else (None, None)
         says = (
             f"{names[k]}: accuracy {100 * accuracy:.1f} %, uncertainty {nats:.3f} nats, {words.count(count, 'image')}"
         )
@@ -182,7 +181,7 @@ def _class_row(name: str, k: int, per_class: metrics.PerClass, labels: Sequence[
     if not count:
         return ClassRow(name, "–", -1.0, 0.0, "", "–", 0, given)
     accuracy = 100 * float(per_class.accuracy_K[k])
-    low, high = wilson(accuracy * count / 100, count)
+    low, high = metrics.wilson(accuracy * count / 100, count)
     ends = words.interval([100 * low, 100 * high], "%")
     return ClassRow(
         name, f"{accuracy:.1f} %", accuracy, round(accuracy, 1), ends, f"{per_class.uncertainty_K[k]:.3f}", count, given

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from npmatch.functional import metrics
 from npmatch.report import words
 from npmatch.report.folder import Predictions
-from npmatch.report.intervals import wilson
 from npmatch.report.svg import Axis, Bin, Line, calibration_bars, line_chart
 
 Floats = NDArray[np.floating]
@@ -85,7 +84,7 @@ def trust(found: Predictions, result: dict[str, Any]) -> Trust:
 def _limit(risk: Floats, uncertainty: Floats, share: int, result: dict[str, Any]) -> Limit:
     n = math.ceil(len(risk) * share / 100)
     error = float(risk[n - 1])
-    ends = [100 * end for end in wilson(n * error / 100, n)]
+    ends = [100 * end for end in metrics.wilson(n * error / 100, n)]
     if share == 100:  # the same number as the headline, so the same interval
         ends = result.get("error_ci95") or ends
     return Limit(f"{share} %", f"{n:,}", f"{error:.2f} %", words.interval(ends, "%"), f"{uncertainty[n - 1]:.3f}")

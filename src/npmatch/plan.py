@@ -53,10 +53,20 @@ class Plan:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The versions and the machine a run's bits depend on."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     versions = {"npmatch": __version__, "python": platform.python_version(), "torch": torch.__version__}
     versions |= {"numpy": np.__version__, "pillow": PIL.__version__}
     return versions | {"device": str(device), "device_name": name, "threads": torch.get_num_threads()}
+
+
+def processor() -> str:
+    """The processor's model: of two, one may round a sum otherwise. Linux tells it in a file only."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
 
 
 def new_plan(

@@ -20,18 +20,19 @@ from benchmarks.kill import COMMAND, digests
 
 import npmatch as package
 from npmatch import cli
+from npmatch.fitting import over_file
 from tests.forked import FORKS, Forked
-from tests.pets import FAST, npmatch, pets
+from tests.pets import COLORS, FAST, npmatch, paint, pets
 
 SOURCE = Path(__file__).parents[1] / "src"
-DATA = "--labels-file --image-size --resize --data-dir --download --skip-unreadable --allow-outside"
+DATA = "--labels --image-size --resize --data-dir --download --skip-unreadable --allow-outside"
 VERBS = {
     "check": f"data --views --preset --set {DATA} --json",
-    "fit": "data --labels --labels-per-class --algorithm --head --net --preset --steps --budget --seed --device --out "
+    "fit": "data --labels-per-class --algorithm --head --net --preset --steps --budget --seed --device --out "
     f"--resume --deterministic --calibrate --tensorboard --set --config {DATA} --json",
     "predict": "run images --out --accept-at --skip-unreadable --device --json",
     "evaluate": f"run data --device {DATA} --json",
-    "report": "runs",
+    "report": "runs --json",
     "show": "preset --json",
     "list": "what --json",
 }
@@ -126,6 +127,51 @@ def test_settings_go_preset_then_file_then_set(tmp_path: Path) -> None:
     assert digests(tmp_path / "S") == digests(tmp_path / "R")
 
 
+def test_a_runs_settings_with_another_algorithm(tmp_path: Path) -> None:
+    """What the file sets of its algorithm and head stays behind, all else is the same: so two methods are compared."""
+    data = str(pets(tmp_path / "pets"))
+    npmatch("fit", data, "--out", str(tmp_path / "R"), "--steps", "2", "--set", "optimizer.lr=0.25", *FAST)
+    first = tomllib.loads((tmp_path / "R/config.toml").read_text())
+    again = ("fit", "--config", str(tmp_path / "R/config.toml"), "--algorithm", "supervised", "--out")
+    assert npmatch(*again, str(tmp_path / "S")).code == 0
+    second = tomllib.loads((tmp_path / "S/config.toml").read_text())
+    assert (first["algorithm"]["name"], first["head"]["name"]) == ("npmatch", "neural_process")
+    assert (second["algorithm"], second["head"]) == ({"name": "supervised"}, {"name": "linear"})
+    same = ("preset", "data", "views", "net", "optimizer", "train", "seed")
+    assert [second[part] for part in same] == [first[part] for part in same]
+    assert (tmp_path / "S/split.json").read_bytes() == (tmp_path / "R/split.json").read_bytes()
+
+
+def test_a_file_that_names_no_algorithm_still_sets_it() -> None:
+    file = {"algorithm.min_confidence": 0.5, "head.dropout": 0.1, "optimizer.lr": 1.0}
+    given = {"algorithm.name": "fixmatch"}
+    assert over_file(file, given) == file | given
+    own = {"algorithm.name": "npmatch", "head.name": "dropout"} | file
+    assert over_file(own, own) == own
+    assert over_file(own, {"algorithm.name": "fixmatch", "head.name": "dropout"}) == {
+        "algorithm.name": "fixmatch", "head.name": "dropout", "head.dropout": 0.1, "optimizer.lr": 1.0,
+    }  # fmt: skip
+
+
+def test_labels_are_a_number_or_a_file_for_every_verb_that_reads_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for i in range(24):
+        paint(Path(f"flat/{i}.png"), list(COLORS)[i % 3], i)
+    named = [f"{i}.png,{list(COLORS)[i % 3] if i < 12 else ''}" for i in range(24)]
+    Path("few.csv").write_text("\n".join(["path,label", *named]))
+    Path("all.csv").write_text("\n".join(["path,label", *(f"{i}.png,{list(COLORS)[i % 3]}" for i in range(24))]))
+    words = ("flat", "--labels", "few.csv")
+    counted = json.loads(npmatch("check", *words, "--views", "--json").out)
+    assert (counted["counts"]["labeled"], counted["counts"]["unlabeled"]) == (12, 12) and Path("views.png").is_file()
+    done = npmatch("fit", *words, "--out", "R", "--algorithm", "supervised", "--steps", "2", *FAST, "--json")
+    assert (json.loads(done.out)["labels"], json.loads(done.out)["dataset"]) == (12, "flat")
+    measured = json.loads(npmatch("evaluate", "R", "flat", "--labels", "all.csv", "--json").out)
+    assert measured["evaluated_on"]["images"] == 24
+    assert npmatch("evaluate", "R", "flat", "--labels", "12").code == 2
+
+
 def test_out_by_default_and_resume_of_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("fit", str(pets(tmp_path / "my pets")), "--algorithm", "supervised", "--steps", "1", *FAST)
@@ -144,6 +190,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
         ("evaluate", run, data),
         ("predict", run, data, "--out", str(tmp_path / "a.csv"), "--accept-at", "0.9"),
         ("check", data),
+        ("report", run),
     ):
         done = npmatch(*words, "--json")
         assert done.code == 0 and isinstance(json.loads(done.out), dict) and done.out.count("\n") == 1, done

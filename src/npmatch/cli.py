@@ -54,10 +54,13 @@ def npmatch() -> None:
     """
 
 
+LABELS_HELP = "How many labels in all (split evenly), or a CSV or Parquet file with path,label for a flat folder."
+
+
 def data_options(command: Command) -> Command:
     """How images are found and read; the same for every verb that reads DATA."""
     options = [
-        click.option("--labels-file", type=click.Path(path_type=Path), help="CSV with path,label for a flat folder."),
+        click.option("--labels", metavar="N|FILE", help=LABELS_HELP),
         click.option("--image-size", type=int, help="Side in pixels. Default: 32, 96 or 224, from the data."),
         click.option("--resize", type=click.Choice(["crop", "squash", "pad"]), help="How images become square."),
         click.option("--data-dir", type=click.Path(path_type=Path), help="Where built-in data sets are kept."),
@@ -81,8 +84,10 @@ def as_json(command: Command) -> Command:
 @click.option(
     "--views",
     type=click.Path(path_type=Path),
-    metavar="PNG",
-    help="Draw a contact sheet: images as stored, with weak and strong views of each.",
+    metavar="[PNG]",
+    is_flag=False,
+    flag_value="views.png",
+    help="Draw a contact sheet into PNG, or views.png: images as stored, with weak and strong views of each.",
 )
 @click.option("--preset", default="quick", show_default=True, help="Whose views and settings to look at.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting, dotted, as for fit.")
@@ -93,7 +98,7 @@ def check(
     views: Path | None,
     preset: str,
     assignments: tuple[str, ...],
-    labels_file: Path | None,
+    labels: str | None,
     image_size: int | None,
     resize: str | None,
     to_json: bool,
@@ -109,11 +114,7 @@ def check(
     from npmatch.plan import Opening
     from npmatch.terminal import Terminal
 
-    given = {
-        "data.labels_file": None if labels_file is None else str(labels_file),
-        "data.image_size": image_size,
-        "data.resize": resize,
-    }
+    given = labels_settings(labels) | {"data.image_size": image_size, "data.resize": resize}
     changes = {key: value for key, value in given.items() if value is not None} | parse_assignments(assignments)
     checked = look(data, changes, preset_name=preset, opening=Opening(**opening), progress=Terminal())
     if to_json:
@@ -136,7 +137,6 @@ def check(
 
 @npmatch.command()
 @click.argument("data", required=False)
-@click.option("--labels", help="How many labels in all (split evenly), or a CSV with path,label for a flat folder.")
 @click.option("--labels-per-class", type=int, help="How many labels of each class.")
 @click.option("--algorithm", help="See npmatch list algorithms. Default: npmatch.")
 @click.option("--head", help="linear, dropout or neural_process. Default: the algorithm's own.")
@@ -172,7 +172,6 @@ def fit(
     labels: str | None,
     deterministic: bool,
     assignments: tuple[str, ...],
-    labels_file: Path | None,
     image_size: int | None,
     resize: str | None,
     to_json: bool,
@@ -192,9 +191,7 @@ def fit(
     from npmatch.plan import Opening
     from npmatch.terminal import Terminal
 
-    count, labels_file = _labels(labels, labels_file)
-    given = {
-        "data.labels_file": None if labels_file is None else str(labels_file),
+    given = labels_settings(labels) | {
         "data.image_size": image_size,
         "data.resize": resize,
         "train.deterministic": deterministic or None,
@@ -203,7 +200,7 @@ def fit(
     opening = Opening(
         data_dir=data_dir, download=download, skip_unreadable=skip_unreadable, allow_outside=allow_outside
     )
-    run = run_fit(data, labels=count, settings=settings, opening=opening, progress=Terminal(), started=STARTED, **rest)
+    run = run_fit(data, settings=settings, opening=opening, progress=Terminal(), started=STARTED, **rest)
     result = run.result
     if to_json:
         click.echo(json.dumps({"run": str(run.path)} | result))
@@ -216,15 +213,15 @@ def fit(
     click.echo(f"report: {run.path / 'report.html'}")
 
 
-def _labels(labels: str | None, labels_file: Path | None) -> tuple[int | None, Path | None]:
-    """--labels is a number or a file; a file that is not there is more likely meant than a bad number."""
+def labels_settings(labels: str | None) -> dict[str, Any]:
+    """What --labels sets: a number, or a file; a file that is not there is more likely meant than a bad number."""
     if labels is None:
-        return None, labels_file
+        return {}
     if labels.lstrip("-").isdigit():
-        return int(labels), labels_file
+        return {"data.labels": int(labels)}
     if not Path(labels).is_file():
         raise UserError(f"--labels {labels}: is neither a number nor a file")
-    return None, Path(labels)
+    return {"data.labels_file": labels}
 
 
 @npmatch.command()
@@ -267,7 +264,7 @@ def evaluate(
     run: Path,
     data: str | None,
     device: str,
-    labels_file: Path | None,
+    labels: str | None,
     image_size: int | None,
     resize: str | None,
     to_json: bool,
@@ -278,7 +275,10 @@ def evaluate(
 
     if image_size is not None or resize is not None:
         raise UserError("--image-size and --resize: a trained model keeps those it was trained with; leave them out")
-    numbers = load(run, device=device).evaluate(data, labels_file=labels_file, **opening)
+    named = labels_settings(labels)
+    if "data.labels" in named:
+        raise UserError("--labels: here it is a file; all labels of DATA are measured on, leave the number out")
+    numbers = load(run, device=device).evaluate(data, labels_file=named.get("data.labels_file"), **opening)
     if to_json:
         click.echo(json.dumps(numbers))
         return
@@ -292,12 +292,13 @@ def evaluate(
 
 @npmatch.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-def report(runs: tuple[Path, ...]) -> None:
+@as_json
+def report(runs: tuple[Path, ...], to_json: bool) -> None:
     """Write report.html of each of RUNS anew."""
     from npmatch.report.page import write_report
 
-    for run in runs:
-        click.echo(str(write_report(run)))
+    pages = [str(write_report(run)) for run in runs]
+    click.echo(json.dumps({"reports": pages}) if to_json else "\n".join(pages))
 
 
 @npmatch.command()

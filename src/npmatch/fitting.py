@@ -71,8 +71,8 @@ def fit(
         "train.calibrate": calibrate,
         "seed": seed,
     }
-    changes = read_file(Path(config)) if config else {}
-    changes |= {key: value for key, value in named.items() if value is not None} | dict(settings or {})
+    given = {key: value for key, value in named.items() if value is not None} | dict(settings or {})
+    changes = over_file(read_file(Path(config)), given) if config else given
     opening, place = opening or Opening(), choose_device(device)
     seconds = None if budget is None else parse_budget(budget)
     if tensorboard:
@@ -108,6 +108,20 @@ def fit(
             if not (folder.path / "report.html").exists():
                 write_report(folder.path)
     return Run(folder.path, device=device)
+
+
+def over_file(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's settings with those given over them. What the file sets of another algorithm or head would be unknown to
+    the one asked for and stays behind; an algorithm asked for comes with its own head, as it does without a file."""
+
+    def changes(part: str) -> bool:
+        name = f"{part}.name"
+        return name in file and given.get(name, file[name]) != file[name]
+
+    left = {part for part in ("algorithm", "head") if changes(part)}
+    if "algorithm" in left and "head.name" not in given:
+        left.add("head")
+    return {key: value for key, value in file.items() if key.partition(".")[0] not in left} | dict(given)
 
 
 def _path(plan: Plan, out: Path | str | None) -> Path:

@@ -184,10 +184,7 @@ def training(run: RunFiles, num_classes: int) -> dict[str, Any]:
             "One run cannot show whether the unlabeled images made the model better. "
             "Train on the same labels alone, and compare the two errors and their intervals:"
         )
-        command = (
-            f"npmatch fit {quote(str(run.config.get('data', {}).get('source', 'DATA')))} --algorithm supervised "
-            f"--labels {run.result.get('labels', 'N')} --seed {run.result.get('seed', 0)}"
-        )
+        command = f"npmatch fit --config {quote(str(run.folder / 'config.toml'))} --algorithm supervised"
     panels, left_out = curves.panels(run.metrics)
     evaluations = curves.series(run.metrics, "error")
     return {
@@ -277,4 +274,4 @@ def plain(value: object) -> str:
 
 
 def _command(verb: str, run: RunFiles, more: str = "") -> str:
-    return f"npmatch {verb} {quote(run.folder.resolve().name)} {more}".rstrip()
+    return f"npmatch {verb} {quote(str(run.folder))} {more}".rstrip()

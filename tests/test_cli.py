@@ -39,7 +39,8 @@ VERBS = {
 
 
 def python(*words: str, **options: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | options
+    ours = "PYTHONPATH", "OMP_WAIT_POLICY"  # which importing cli above has set
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | options
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60, check=False
     )
@@ -67,6 +68,14 @@ def test_help_comes_at_once_and_without_torch() -> None:
     heavy = "torch", "numpy", "sklearn", "PIL", "rich"
     look = f"import sys, npmatch.cli; print([name for name in {heavy} if name in sys.modules])"
     assert python("-c", look).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("policy", ["passive", "active"])
+def test_threads_do_not_spin_unless_told_to(policy: str) -> None:
+    """On two busy cores a step on digits took thirty times as long with threads that spin."""
+    look = "import sys; from npmatch import cli; assert 'torch' not in sys.modules; import os; print(os.environ[%r])"
+    told = {} if policy == "passive" else {"OMP_WAIT_POLICY": policy}
+    assert python("-c", look % "OMP_WAIT_POLICY", **told).stdout == f"{policy}\n"
 
 
 def test_it_runs_from_a_source_tree_that_is_not_installed() -> None:

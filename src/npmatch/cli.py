@@ -7,6 +7,7 @@ import time
 STARTED = time.time()  # before anything heavy: `seconds` in result.json counts from here
 
 import json  # noqa: E402
+import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -16,6 +17,10 @@ import click  # noqa: E402
 
 from npmatch import __version__  # noqa: E402
 from npmatch.errors import Diverged, Stopped, UserError  # noqa: E402
+
+# Read once, when torch is imported. Its threads wait for each other by spinning unless told otherwise, and where other
+# programs want the same cores, small tensors then take many times as long. No result depends on it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -225,6 +226,22 @@ def test_folds_hold_each_label_out_once(unheld: npmatch.Run, monkeypatch: pytest
     every, *folds = trained_on
     assert len(every) == 12 and [len(fold) for fold in folds] == [6, 9, 9]  # four labels of a class go 2, 1, 1
     assert sorted(place for fold in folds for place in every - fold) == sorted(every)
+
+
+@pytest.mark.parametrize("folds", [0, 3])
+def test_a_budget_is_for_everything_that_trains(home: Path, tmp_path: Path, folds: int) -> None:
+    """By hand: a step takes e seconds, and 1 + folds trainings share nine tenths of the time."""
+    words = ("--budget", "3s", *FAST, *(("--calibrate", str(folds)) if folds else ()))
+    pets(tmp_path / "bare", test=0)
+    done = command("fit", str(tmp_path / "bare"), "--out", str(tmp_path / "R"), *words)
+    said = re.search(r"a step takes ([\d.]+) ms, so ([\d,]+) steps(.*) in about ([\d.]+) s$", done.err, re.MULTILINE)
+    assert done.code == 0 and said, done
+    each, steps, whole = float(said[1]) / 1000, int(said[2].replace(",", "")), float(said[4])
+    assert whole - 0.05 <= 0.9 * 3 and abs(steps * each * (1 + folds) - whole) <= 0.05 + 0.05e-3 * steps * (1 + folds)
+    assert whole + 0.05 + each * (1 + folds) > 0.9 * 3 and (f"each of {folds} folds" in said[3]) == (folds > 0)
+    assert json.loads((tmp_path / "R/result.json").read_text())["steps"] == steps
+    found = [RunFolder(tmp_path / f"R/folds/{i}").load_checkpoint() for i in range(folds)]
+    assert [saved and saved.step for saved in found] == [steps] * folds
 
 
 def resumed(run: npmatch.Run, copy: Path) -> npmatch.Run:

@@ -15,19 +15,22 @@ import torch
 
 from npmatch.build import build_stream, build_training, choose_device, normalization
 from npmatch.config import read_file
-from npmatch.engine import train
+from npmatch.data.normal import Normal
+from npmatch.engine import Training, train
 from npmatch.errors import UserError
+from npmatch.evaluate import BATCH, predict_part
 from npmatch.interrupts import listening
 from npmatch.outcome import check_folds, work
 from npmatch.plan import Opening, Plan, new_plan, stored_plan
 from npmatch.predictor import Run
 from npmatch.progress import Progress, Silent
 from npmatch.report.page import write_report
+from npmatch.report.words import duration
 from npmatch.runs import RunFolder, default_path
-from npmatch.session import Clock, Session, determinism, memory_advice, summary_writer
+from npmatch.session import EVALUATIONS, Clock, Session, determinism, memory_advice, summary_writer
 
 TRIAL_STEPS, TRIAL_SECONDS = 60, 5.0  # at most, and about
-TRAINING_SHARE = 0.9  # of a budget; the rest is for evaluation and the report
+TRAINING_SHARE = 0.9  # of a budget, evaluations on the way included; the rest is for what comes before and after
 
 
 def fit(
@@ -159,10 +162,23 @@ def within(plan: Plan, seconds: float, progress: Progress) -> Plan:
             if len(took) >= 8 and sum(took) > TRIAL_SECONDS:
                 break
     each = median(took[3:] or took)  # the first steps choose kernels
+    looks = (EVALUATIONS + 1) * evaluation_seconds(trial, plan, normal)
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()
-    steps = max(1, int(TRAINING_SHARE * seconds / each))
-    progress.say(
-        f"--budget: a step takes {1000 * each:.0f} ms, so {steps:,} steps in about {steps * each / 60:.1f} minutes"
-    )
+    folds = 0 if len(plan.split.val) else plan.settings.train.calibrate  # each of them trains as long as the run
+    left = max(TRAINING_SHARE * seconds - looks, seconds / 2)
+    steps = max(1, int(left / each / (1 + folds)))
+    more = f", and as many for each of {folds} folds," if folds else ""
+    whole = duration(steps * each * (1 + folds) + looks)
+    progress.say(f"--budget: a step takes {1000 * each:.1f} ms, so {steps:,} steps{more} in about {whole}")
     return replace(plan, settings=replace(plan.settings, train=replace(plan.settings.train, steps=steps)))
+
+
+def evaluation_seconds(trial: Training, plan: Plan, normal: Normal) -> float:
+    """How long one look at all test images takes, by a look at some."""
+    some = plan.split.test[:BATCH]
+    if not len(some):
+        return 0.0
+    before = time.perf_counter()
+    predict_part(trial.teacher, plan.source, some, normal)
+    return (time.perf_counter() - before) * len(plan.split.test) / len(some)

@@ -96,7 +96,7 @@ def _saved_step(run: Path) -> int:
 
 
 def _process(words: tuple[str, ...], stage: int | None) -> Running:
-    dying = f"import kill; kill.die_after({stage}); import npmatch.cli as cli; cli.main()"
+    dying = f"import npmatch.cli as cli, kill; kill.die_after({stage}); cli.main()"
     program = ["-m", "npmatch"] if stage is None else ["-c", dying]
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen([sys.executable, *program, *words], env=os.environ | {"PYTHONPATH": paths})

@@ -25,7 +25,7 @@ def catalogue(what: str) -> list[dict[str, str]]:
 
 
 def _described(about: About) -> str:
-    color = "grey" if about.channels == 1 else "color"
+    color = "gray" if about.channels == 1 else "color"
     return f"{about.image_size}x{about.image_size}, {color}"
 
 

@@ -275,7 +275,7 @@ def evaluate(
     to_json: bool,
     **opening: Any,
 ) -> None:
-    """How good RUN is: on its own test images, or on the labelled images of DATA."""
+    """How good RUN is: on its own test images, or on the labeled images of DATA."""
     from npmatch.predictor import load
 
     if image_size is not None or resize is not None:

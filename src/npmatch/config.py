@@ -29,8 +29,8 @@ class Data:
     labels_per_class: int | None = None
     labels_file: str | None = None  # path,label for a flat folder
     group_column: str | None = None  # patient or site: never split
-    val_share: float = 0.0  # of the labelled images, put aside
-    include_labeled: bool = True  # the labelled images belong to the unlabelled set too
+    val_share: float = 0.0  # of the labeled images, put aside
+    include_labeled: bool = True  # the labeled images belong to the unlabeled set too
     image_size: int | None = None  # side in pixels; none: from the data
     resize: Literal["crop", "squash", "pad"] = "crop"
     channels: int | None = None
@@ -40,7 +40,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """What weak and strong views may do to these images. Flips and colour ruin some data: digits, text, X-rays."""
+    """What weak and strong views may do to these images. Flips and color ruin some data: digits, text, X-rays."""
 
     crop: Literal["shift", "resized"] = "shift"  # reflect-padded shift, or a random resized crop of a photograph
     padding: int = 4  # pixels of a shift
@@ -144,7 +144,7 @@ class Settings:
 
     @property
     def unlabeled_batch(self) -> int:
-        """Unlabelled images of a step, 0 where the algorithm wants no view of one."""
+        """Unlabeled images of a step, 0 where the algorithm wants no view of one."""
         wanted = any(name != "labeled" for name in self.algorithm.needs)
         return self.train.batch_size * self.train.unlabeled_ratio if wanted else 0
 

@@ -184,7 +184,7 @@ def start(
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weights decay; biases and what normalises (one number per channel) do not."""
+    """Weights decay; biases and what normalizes (one number per channel) do not."""
     decay = [p for p in model.parameters() if p.ndim > 1]
     free = [p for p in model.parameters() if p.ndim <= 1]
     return [{"params": decay, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]

@@ -24,7 +24,7 @@ class Health:
         if kept is not None and late and kept == 0.0:
             found["nothing kept"] = (
                 f"no pseudo-label passed the thresholds (mean confidence {means.get('confidence', 0):.2f}): the "
-                "unlabelled images teach nothing yet; train longer, or lower algorithm.min_confidence"
+                "unlabeled images teach nothing yet; train longer, or lower algorithm.min_confidence"
             )
         largest, fair = means.get("largest_class"), 1 / self.num_classes
         if largest is not None and kept and late and largest > min(0.95, max(4 * fair, 0.5)):
@@ -34,7 +34,7 @@ class Health:
             )
         if means.get("labeled", 0.0) > 1e3:
             found["loss"] = (
-                f"the labelled loss is {means['labeled']:.3g}: lower optimizer.lr, or set optimizer.clip_norm=3"
+                f"the labeled loss is {means['labeled']:.3g}: lower optimizer.lr, or set optimizer.clip_norm=3"
             )
         new = [text for name, text in found.items() if name not in self.said]
         self.said |= {name: f"step {step}: {text}" for name, text in found.items() if name not in self.said}

@@ -40,7 +40,7 @@ def work(session: Session, training: Training) -> None:
 
     part = next((part for part in ("test", "val") if len(getattr(plan.split, part))), None)
     if part is None:
-        numbers = unmeasured("there are no test images: put labelled ones into test/<class>/")
+        numbers = unmeasured("there are no test images: put labeled ones into test/<class>/")
     else:
         indices = getattr(plan.split, part)
         predicted = _predict(session, model, indices)
@@ -80,7 +80,7 @@ def check_folds(plan: Plan) -> None:
 
 
 def _folds(plan: Plan) -> np.ndarray:
-    """(labels,) which fold each labelled image is in."""
+    """(labels,) which fold each labeled image is in."""
     count = plan.settings.train.calibrate
     labels = plan.source.labels[plan.split.labeled]
     fold = np.empty(len(labels), int)
@@ -96,9 +96,9 @@ def _folds(plan: Plan) -> np.ndarray:
 
 
 def _predicted_in_folds(session: Session) -> dict[str, Tensor]:
-    """Predictions of every labelled image by a model that was trained without its label.
+    """Predictions of every labeled image by a model that was trained without its label.
 
-    Such an image stays in the unlabelled set, as it is there in the run itself. A fold is a run folder of its own, so
+    Such an image stays in the unlabeled set, as it is there in the run itself. A fold is a run folder of its own, so
     that stopping in the middle loses nothing.
     """
     plan, count = session.plan, session.plan.settings.train.calibrate

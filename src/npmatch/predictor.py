@@ -149,7 +149,7 @@ class Run:
         return accept_threshold(correct, confidence, accuracy)
 
     def evaluate(self, data: Any = None, **opening: Any) -> dict[str, Any]:
-        """The numbers of result.json on other data: its test part, or else all of its labelled images."""
+        """The numbers of result.json on other data: its test part, or else all of its labeled images."""
         if data is None:
             return self.result
         settings = self.settings

@@ -1,6 +1,6 @@
 """The words every module shares.
 
-Shape letters:  B labelled batch | U unlabelled batch | N any batch
+Shape letters:  B labeled batch | U unlabeled batch | N any batch
                 T samples per image | K classes | F features | Z latent
                 C channels | H height | W width
 """
@@ -24,10 +24,10 @@ WeakPass = Literal["joint", "separate"]
 class Views:
     """One training batch: what the data side hands to an algorithm."""
 
-    images: Mapping[str, Tensor]  # by name: labeled (B, C, H, W); weak, strong, ... (U, C, H, W); normalised floats
+    images: Mapping[str, Tensor]  # by name: labeled (B, C, H, W); weak, strong, ... (U, C, H, W); normalized floats
     y: Tensor  # (B,) class index, or (B, K) for multi-label data
-    labeled_place: Tensor  # (B,) where each labelled image stands in the labelled pool
-    place: Tensor  # (U,) where each unlabelled image stands in the unlabelled pool
+    labeled_place: Tensor  # (B,) where each labeled image stands in the labeled pool
+    place: Tensor  # (U,) where each unlabeled image stands in the unlabeled pool
     step: Tensor  # () which batch of the run this is, on the device, for ramps and schedules
 
     def __getitem__(self, name: str) -> Tensor:
@@ -66,7 +66,7 @@ class Facts:
 
     num_classes: int
     feature_dim: int
-    labeled_counts: tuple[int, ...]  # labelled images of each class
+    labeled_counts: tuple[int, ...]  # labeled images of each class
     num_labeled: int
     num_unlabeled: int
     batch_size: int  # B

@@ -105,7 +105,7 @@ def test_weak_and_strong_are_not_swapped(algorithm, head):
 
 
 @pytest.mark.parametrize(("algorithm", "head"), [pair for pair in SELECTING if pair[1] != "dropout"])
-def test_the_order_of_unlabelled_images_does_not_matter(algorithm, head):
+def test_the_order_of_unlabeled_images_does_not_matter(algorithm, head):
     """Spec 7.9. (Dropout's masks belong to places in the batch.)"""
     run = toy.training(algorithm, head)
     run_to(run, 40)
@@ -118,7 +118,7 @@ def test_the_order_of_unlabelled_images_does_not_matter(algorithm, head):
 
 @pytest.mark.parametrize(("algorithm", "head"), SELECTING)
 def test_nothing_kept_gives_a_finite_loss_and_no_unsupervised_gradient(algorithm, head):
-    """Spec 3.7 T7 and 2.1: with B_c = 0 the loss is the labelled one."""
+    """Spec 3.7 T7 and 2.1: with B_c = 0 the loss is the labeled one."""
     run = toy.training(algorithm, head)
     run_to(run, 40)
     strict = type(run.algorithm)(**vars(run.algorithm) | {"min_confidence": 1.1})
@@ -139,7 +139,7 @@ def test_nothing_kept_gives_a_finite_loss_and_no_unsupervised_gradient(algorithm
 
 @pytest.mark.parametrize(("algorithm", "head"), PAIRS)
 def test_a_single_example_is_learnt_by_heart(algorithm, head):
-    """Spec 7.8: the labelled loss goes to 0."""
+    """Spec 7.8: the labeled loss goes to 0."""
     run = toy.training(algorithm, head)
     run.pace = type(run.pace)(num_steps=200, lr=0.05, schedule="constant", ema_warmup=True)
     one = toy.pool(1, 3)

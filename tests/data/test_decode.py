@@ -38,7 +38,7 @@ def bomb(side: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "WEBP"])
-def test_lossless_formats_give_the_exact_centre(kind: str) -> None:
+def test_lossless_formats_give_the_exact_center(kind: str) -> None:
     data = saved(Image.fromarray(SCENE), kind, **({"lossless": True} if kind == "WEBP" else {}))
     expected = SCENE[:, 4:28].transpose(2, 0, 1)
     assert torch.equal(decode(data, 24), torch.from_numpy(expected.copy()))
@@ -75,7 +75,7 @@ def test_cmyk() -> None:
     assert red[0].min() > 250 and red[1:].max() < 5
 
 
-def test_16_bit_grey_is_scaled_not_clipped_to_white() -> None:
+def test_16_bit_gray_is_scaled_not_clipped_to_white() -> None:
     values = np.array([[0, 128, 129, 255], [256, 4096, 32768, 65535]] * 2, np.uint16)
     expected = np.rint(values / 257).astype(np.uint8)
     for kind in ("PNG", "TIFF"):
@@ -100,9 +100,9 @@ def test_transparent_pixels_show_white() -> None:
     palette = Image.new("P", (8, 8), 0)
     palette.putpalette([9, 9, 9, 0, 0, 0])
     palette.paste(1, (0, 0, 4, 8))
-    grey = Image.new("LA", (8, 8), (0, 0))
-    grey.paste((0, 255), (0, 0, 4, 8))
-    for data in (saved(drawing, "PNG"), saved(palette, "PNG", transparency=0), saved(grey, "PNG")):
+    gray = Image.new("LA", (8, 8), (0, 0))
+    gray.paste((0, 255), (0, 0, 4, 8))
+    for data in (saved(drawing, "PNG"), saved(palette, "PNG", transparency=0), saved(gray, "PNG")):
         pixels = decode(data, 8)
         assert pixels[:, :, :4].max() == 0 and pixels[:, :, 4:].min() == 255
     half = decode(saved(Image.new("RGBA", (4, 4), (0, 0, 0, 128)), "PNG"), 4)
@@ -248,7 +248,7 @@ def test_unicode_names_and_errors_that_travel(tmp_path: Path) -> None:
     assert isinstance(error, UserError) and error.reason == "the file is empty"
 
 
-def test_header_tells_size_and_grey() -> None:
+def test_header_tells_size_and_gray() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert read_header(saved(Image.fromarray(SCENE), "JPEG", exif=exif)) == (24, 3)

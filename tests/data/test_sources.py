@@ -80,7 +80,7 @@ def test_files_give_the_same_pixels_as_memory(folder: Path) -> None:
     assert seen == [(7, 7)] * 2
 
 
-def test_grey_images_stay_grey_and_size_follows_the_median(tmp_path: Path) -> None:
+def test_gray_images_stay_gray_and_size_follows_the_median(tmp_path: Path) -> None:
     for index in range(3):
         paint(tmp_path / f"labeled/{index}/x.png", index, (100, 90), "L")
     assert open_source(tmp_path).images.shape == (3, 1, 110, 110)
@@ -147,7 +147,7 @@ def test_links_neither_loop_nor_leave(folder: Path, tmp_path: Path) -> None:
         (lambda root: (root / "labeled/empty").mkdir(), "labeled/empty: holds no images"),
         (lambda root: paint(root / "labeled/loose.png"), "labeled/loose.png: lies in no class folder"),
         (lambda root: paint(root / "test/zebra/x.png"), "'zebra' is not a class"),
-        (lambda root: (root / "labeled").rename(root / "labelled"), "no folder labeled/ (found: labelled"),
+        (lambda root: (root / "labeled").rename(root / "labeled"), "no folder labeled/ (found: labeled"),
         (lambda root: (root / "labeled/cat").rename(root / "cat"), "only the class 'dog' has labeled"),
     ],
 )

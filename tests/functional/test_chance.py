@@ -49,12 +49,12 @@ def test_uniform_numbers_are_uniform():
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"step": 1}, {"purpose": 1}, {"seed": -1}, {"step": 2**20}])
-def test_neighbouring_addresses_are_unrelated(other):
+def test_neighboring_addresses_are_unrelated(other):
     pair = torch.stack([draws(), draws(**other)])
     assert abs(torch.corrcoef(pair)[0, 1]) < 0.03  # four standard deviations
 
 
-def test_neighbouring_places_and_draws_are_unrelated():
+def test_neighboring_places_and_draws_are_unrelated():
     u = chance.uniform(chance.key(0, 0, 0), torch.arange(20_001), 2).double()
     for pair in ((u[1:, 0], u[:-1, 0]), (u[:, 0], u[:, 1]), (u[1:, 0], u[:-1, 1])):
         assert abs(torch.corrcoef(torch.stack(pair))[0, 1]) < 0.03

@@ -104,8 +104,8 @@ def test_t10_the_split_first_layer_is_the_naive_one():
     torch.testing.assert_close(made.decode(features, z, code), naive, rtol=0, atol=1e-5)
 
 
-def test_labelled_predictions_come_from_their_own_codes_and_unlabelled_ones_from_theirs():
-    """The published code: targets of q(z | target) are the selected strong ones alone, r is the labelled context's."""
+def test_labeled_predictions_come_from_their_own_codes_and_unlabeled_ones_from_theirs():
+    """The published code: targets of q(z | target) are the selected strong ones alone, r is the labeled context's."""
     made, labeled, unlabeled = head(), points(6), points(4, 1)
     out = learn(made, labeled, unlabeled)
     torch.manual_seed(1)

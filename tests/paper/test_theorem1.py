@@ -60,7 +60,7 @@ def test_definition_by_the_kl_of_torch(a):
     [(0.0, 1.0, 0.0, 1.0, 0.5), (0.3, 0.5, -1.2, 2.0, 0.3), (1.0, 0.2, -0.5, 1.3, 0.9), (5.0, 0.9, 5.5, 0.4, 0.01)],
 )
 def test_definition_by_quadrature(m1, s1, m2, s2, a):
-    """Definition 1 from densities alone: the intermediate one is normalised numerically, no closed form is used."""
+    """Definition 1 from densities alone: the intermediate one is normalized numerically, no closed form is used."""
     x = torch.linspace(-40, 40, 400_001, dtype=torch.float64)
     width = x[1] - x[0]
     one, two = (Gaussian(*torch.tensor([[m], [s**2]], dtype=torch.float64)) for m, s in ((m1, s1), (m2, s2)))

@@ -1,4 +1,4 @@
-"""SimMatch: the moving average is asked for weak features; a memory of the labelled images, written by their place."""
+"""SimMatch: the moving average is asked for weak features; a memory of the labeled images, written by their place."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from npmatch.types import Algorithm, Facts, HasExtras, Model, Step, Views
 
 @dataclass(frozen=True)
 class SimMatchState:
-    memory: Tensor  # (labelled pool, 128)
+    memory: Tensor  # (labeled pool, 128)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ class SupervisedState:
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised:
-    """The labelled images alone, under the same augmentation and the same number of steps."""
+    """The labeled images alone, under the same augmentation and the same number of steps."""
 
     paper: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ("labeled",)

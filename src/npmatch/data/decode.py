@@ -30,7 +30,7 @@ EXTENSIONS = frozenset(
 )
 MAX_PIXELS = 64_000_000  # checked in the header: a PNG of 10 kB can ask for gigabytes
 NPY_MAGIC = b"\x93NUMPY"
-GREY_MODES = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"))
+GRAY_MODES = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"))
 
 
 class Unreadable(UserError):
@@ -48,7 +48,7 @@ class Header(NamedTuple):
     """What is known of an image before it is decoded."""
 
     short_side: int
-    channels: int  # 1 grey, 3 color, or what a .npy array holds
+    channels: int  # 1 gray, 3 color, or what a .npy array holds
 
 
 def stored_size(image_size: int) -> int:
@@ -73,7 +73,7 @@ def read_header(image: str | Path | bytes) -> Header:
             pixels = _npy(image, where)
             return Header(min(pixels.shape[:2]), pixels.shape[2])
         picture = _picture(file, where)
-        return Header(min(picture.size), 1 if picture.mode in GREY_MODES else 3)
+        return Header(min(picture.size), 1 if picture.mode in GRAY_MODES else 3)
 
 
 def decode(image: str | Path | bytes, size: int, resize: Resize = "crop", channels: int = 3) -> Tensor:
@@ -98,7 +98,7 @@ def fit(planes: Sequence[Image.Image], size: int, resize: Resize) -> Tensor:
 
 
 def planes_of(pixels_HWC: np.ndarray, channels: int, where: str) -> list[Image.Image]:
-    """A uint8 array as Pillow images with that many channels in all: grey and color are made from each other."""
+    """A uint8 array as Pillow images with that many channels in all: gray and color are made from each other."""
     have = pixels_HWC.shape[2]
     if {have, channels} <= {1, 3}:
         whole = Image.fromarray(pixels_HWC[:, :, 0] if have == 1 else pixels_HWC)
@@ -197,7 +197,7 @@ def _decoded(picture: Image.Image, size: int, channels: int, where: str) -> Imag
 
 
 def _flat(picture: Image.Image, where: str) -> Image.Image:
-    """8 bits and no transparency. Pillow alone would clip 16-bit grey: all above 255 becomes white."""
+    """8 bits and no transparency. Pillow alone would clip 16-bit gray: all above 255 becomes white."""
     if picture.mode == "I":
         pixels = np.asarray(picture)
         if pixels.min() < 0 or pixels.max() > 65535:

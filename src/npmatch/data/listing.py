@@ -25,7 +25,7 @@ class Storing:
 
     image_size: int | None = None  # None: default_image_size of the files
     resize: Resize = "crop"
-    channels: int | None = None  # None: 1 if every image is grey, else 3
+    channels: int | None = None  # None: 1 if every image is gray, else 3
     skip_unreadable: bool = False
     max_memory: int = 2 * 2**30  # bytes of pixels up to which they are decoded once and kept
     progress: Progress | None = None  # told of each pass over the files (headers, then pixels)

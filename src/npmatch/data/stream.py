@@ -49,7 +49,7 @@ class Batches:
     labeled: Pool
     unlabeled: Pool
     batch_size: int  # B
-    unlabeled_batch: int  # U, 0 where no view of an unlabelled image is wanted
+    unlabeled_batch: int  # U, 0 where no view of an unlabeled image is wanted
     seed: int
 
     def places(self, step: Tensor) -> tuple[Tensor, Tensor]:

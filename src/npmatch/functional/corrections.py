@@ -12,7 +12,7 @@ _LEAST_MEAN = 1e-6
 def align_batch(probs_NK: Tensor) -> Tensor:
     """Distribution alignment within one batch, towards equal classes -> (N, K).
 
-    What NP-Match's code does and its paper does not mention: divide by the batch's mean and renormalise. With many
+    What NP-Match's code does and its paper does not mention: divide by the batch's mean and renormalize. With many
     classes and few images it lowers confidence a lot (K = 1000, N = 256: from .97 to about .24).
     """
     return _renormalized(probs_NK / probs_NK.mean(0).clamp_min(_LEAST_MEAN))
@@ -33,7 +33,7 @@ def align_ema(
 
 
 def sharpen(probs_NK: Tensor, temperature: float) -> Tensor:
-    """Probabilities to the power 1 / temperature, renormalised -> (N, K)."""
+    """Probabilities to the power 1 / temperature, renormalized -> (N, K)."""
     relative = probs_NK / probs_NK.amax(-1, keepdim=True)  # so that a small temperature cannot make all of them 0
     return _renormalized(relative ** (1 / temperature))
 

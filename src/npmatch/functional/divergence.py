@@ -28,7 +28,7 @@ class Gaussian(NamedTuple):
     var_Z: Tensor
 
     def sample(self, num_samples: int) -> Tensor:
-        """Reparameterised draws from torch's default generator -> (num_samples, Z)."""
+        """Reparameterized draws from torch's default generator -> (num_samples, Z)."""
         noise = torch.randn(num_samples, *self.mean_Z.shape, dtype=self.mean_Z.dtype, device=self.mean_Z.device)
         return self.mean_Z + self.var_Z.sqrt() * noise
 

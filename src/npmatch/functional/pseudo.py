@@ -13,7 +13,7 @@ from npmatch.types import Points
 
 
 class PseudoLabels(NamedTuple):
-    """A guess for each unlabelled image and how much to trust it."""
+    """A guess for each unlabeled image and how much to trust it."""
 
     label: Tensor  # (U,) class index
     confidence: Tensor  # (U,) the guessed class's mean probability
@@ -83,13 +83,13 @@ def kept_metrics(pseudo: PseudoLabels, keep_U: Tensor) -> dict[str, Tensor]:
 
 
 def labeled_points(features_BF: Tensor, y_B: Tensor, num_classes: int) -> Points:
-    """Labelled images as a head learns from them: all of weight 1."""
+    """Labeled images as a head learns from them: all of weight 1."""
     dtype = _label_dtype(features_BF)
     return Points(features_BF, F.one_hot(y_B, num_classes).to(dtype), torch.ones_like(y_B, dtype=dtype))
 
 
 def pseudo_points(features_UF: Tensor, pseudo: PseudoLabels, keep_U: Tensor) -> Points:
-    """Pseudo-labelled images as a head learns from them: those not kept have weight 0."""
+    """Pseudo-labeled images as a head learns from them: those not kept have weight 0."""
     dtype = _label_dtype(features_UF)
     return Points(features_UF, F.one_hot(pseudo.label, pseudo.num_classes).to(dtype), keep_U.to(dtype))
 

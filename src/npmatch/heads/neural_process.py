@@ -51,7 +51,7 @@ class MemoryBank(nn.Module):
 
 
 class NeuralProcessHead(Head):
-    """Amortised inference of a latent z from labelled points; T samples of z give T predictions per image."""
+    """Amortized inference of a latent z from labeled points; T samples of z give T predictions per image."""
 
     def __init__(
         self,
@@ -87,19 +87,19 @@ class NeuralProcessHead(Head):
         self.context_bank = MemoryBank(bank_size, latent_dim)
 
     def forward(self, features_NF: Tensor, num_samples: int | None = None) -> Tensor:
-        """Inference mode: the two banks stand in for the labelled points."""
+        """Inference mode: the two banks stand in for the labeled points."""
         z_TZ = self.latent(self.latent_bank.mean()).sample(num_samples or self.num_samples)
         return self.decode(features_NF, z_TZ[:, None], self.context_bank.mean())
 
     def learn(self, labeled: Points, unlabeled: Points) -> Learnt:
-        """Training mode: labelled points are the context; labelled and kept unlabelled points are the targets."""
+        """Training mode: labeled points are the context; labeled and kept unlabeled points are the targets."""
         context = self.encode_context(joined(labeled))
         codes_l, codes_u = self.encode_latent(joined(labeled)), self.encode_latent(joined(unlabeled))
         q_context = self.latent(mean(codes_l, labeled.weight))
         if self.targets == "paper_union":  # one q(z | all targets) and one set of samples for all of them
             q_target = self.latent(mean(torch.cat([codes_l, codes_u]), torch.cat([labeled.weight, unlabeled.weight])))
             z_l = z_u = q_target.sample(self.num_samples)[:, None]
-        else:  # the published code scores labelled and unlabelled targets from their own codes, each group alone
+        else:  # the published code scores labeled and unlabeled targets from their own codes, each group alone
             q_target = self.latent(mean(codes_u, unlabeled.weight))
             z_l = self.target_samples(q_context, codes_l, labeled.weight)
             z_u = self.target_samples(q_target, codes_u, unlabeled.weight)

@@ -19,7 +19,7 @@ class WideResNet(Backbone):
     """A stem, groups of four residual blocks that double the width and halve the map, and the mean over the map.
 
     block "torchssl" repeats a slip of TorchSSL and of the code that descends from it, NP-Match's too: where a block
-    changes the number of channels, its first convolution reads the raw input and not the normalised one, except in the
+    changes the number of channels, its first convolution reads the raw input and not the normalized one, except in the
     first group. That batch norm is then computed for nothing and never gets a gradient. "correct" is TensorFlow's.
     """
 

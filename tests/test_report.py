@@ -279,6 +279,8 @@ def test_only_the_script_of_the_page_may_run(written: Path):
 def test_a_browser_shows_it_and_its_slider_moves(written: Path, visit: Callable[..., Page]):
     page = visit(written, viewport={"width": 1200, "height": 900})
     assert page.locator("svg").count() >= 10
+    assert page.get_by_role("region", name="When may I trust it?").count() == 1  # what a screen reader is told
+    assert page.get_by_role("region").count() == page.locator("section").count() >= 7
     assert page.locator("#accepted").inner_text().startswith("If you accept the 80 % most certain (288 of 360 images")
     page.locator("#accept").press("End")
     assert page.locator("#accepted").inner_text().startswith("If you accept the 100 % most certain (360 of 360 images")

@@ -147,7 +147,7 @@ def test_links_neither_loop_nor_leave(folder: Path, tmp_path: Path) -> None:
         (lambda root: (root / "labeled/empty").mkdir(), "labeled/empty: holds no images"),
         (lambda root: paint(root / "labeled/loose.png"), "labeled/loose.png: lies in no class folder"),
         (lambda root: paint(root / "test/zebra/x.png"), "'zebra' is not a class"),
-        (lambda root: (root / "labeled").rename(root / "labeled"), "no folder labeled/ (found: labeled"),
+        (lambda root: (root / "labeled").rename(root / "labelled"), "no folder labeled/ (found: labelled"),
         (lambda root: (root / "labeled/cat").rename(root / "cat"), "only the class 'dog' has labeled"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from difflib import get_close_matches
 
 from npmatch.errors import UserError
@@ -10,6 +11,7 @@ from npmatch.nets.backbone import Backbone, Wrapped
 
 def timm_model(name: str, channels: int, *, pretrained: bool = False, dropout: float = 0.0) -> Backbone:
     """A timm network without its classifier. Only `pretrained` downloads anything."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # what timm downloads with would report back
     import timm
 
     if not timm.is_model(name):

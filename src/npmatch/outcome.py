@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from npmatch.build import build_training
-from npmatch.data.splits import Split
+from npmatch.data.splits import Split, in_groups_of, members
 from npmatch.engine import Training
 from npmatch.errors import Diverged, UserError
 from npmatch.evaluate import Predicted, measured, predict_part, unmeasured, write_evaluation
@@ -48,7 +48,7 @@ def work(session: Session, training: Training) -> None:
         write_evaluation(session.folder.path / "evaluation", predicted, plan.source, indices)
     tensors, description = model_description(model, plan.settings, plan.source.classes, session.normal, held_out)
     session.folder.save_model(tensors, description)
-    session.folder.write_result(_result(session, numbers, part, health.messages))
+    session.folder.write_result(_result(session, numbers, part, [*session.warnings, *health.messages]))
     write_report(session.folder.path)
 
 
@@ -80,26 +80,29 @@ def check_folds(plan: Plan) -> None:
 
 
 def _folds(plan: Plan) -> np.ndarray:
-    """(labels,) which fold each labeled image is in."""
-    count = plan.settings.train.calibrate
-    labels = plan.source.labels[plan.split.labeled]
-    fold = np.empty(len(labels), int)
-    for label in np.unique(labels):  # every class in every fold, as far as its labels go round
-        (rows,) = np.nonzero(labels == label)
-        fold[rows] = np.arange(len(rows)) % count
-    counts = np.bincount(labels, minlength=len(plan.source.classes))
-    if count < 2 or counts[counts > 0].min() < 2 or len(np.unique(fold)) < count:
-        raise UserError(
-            f"--calibrate {count}: needs 2 folds, 2 labels of each class, and no more folds than a class has labels"
-        )
-    return fold
+    """(labels,) which fold each labeled image is in: every class in every fold, as far as its labels go round, and
+    whole groups, since an image of a patient says too much of the others."""
+    source, count = plan.source, plan.settings.train.calibrate
+    if count < 2:
+        raise UserError(f"--calibrate {count}: needs 2 folds")
+    fold_of = np.full(len(source), -1)
+    have = np.zeros((count, len(source.classes)))
+    for group in members(source, plan.split.labeled):
+        own = np.bincount(source.labels[group], minlength=len(source.classes))
+        chosen = int(np.argmin(have @ own))  # of those with the fewest of its classes the first
+        fold_of[group], have[chosen] = chosen, have[chosen] + own
+    left = have.sum(0) - have  # labels of each class that a fold's training has
+    if not have.sum(1).all() or (left[:, have.sum(0) > 0] == 0).any():
+        what = "labels" if source.groups is None else "groups"
+        raise UserError(f"--calibrate {count}: needs 2 {what} of each class, and no more folds than a class has {what}")
+    return fold_of[plan.split.labeled]
 
 
 def _predicted_in_folds(session: Session) -> dict[str, Tensor]:
     """Predictions of every labeled image by a model that was trained without its label.
 
-    Such an image stays in the unlabeled set, as it is there in the run itself. A fold is a run folder of its own, so
-    that stopping in the middle loses nothing.
+    Such an image stays in the unlabeled set, as it is there in the run itself, but images of its group do not: new
+    images are of other groups. A fold is a run folder of its own, so that stopping in the middle loses nothing.
     """
     plan, count = session.plan, session.plan.settings.train.calibrate
     fold = _folds(plan)
@@ -108,7 +111,8 @@ def _predicted_in_folds(session: Session) -> dict[str, Tensor]:
     for number in range(count):
         out, rest = plan.split.labeled[fold == number], plan.split.labeled[fold != number]
         session.progress.say(f"calibrating: fold {number + 1} of {count}, {len(out)} labels held out")
-        own = replace(plan, split=Split(labeled=rest, unlabeled=plan.split.unlabeled, val=nobody, test=nobody))
+        unlabeled = plan.split.unlabeled[~in_groups_of(plan.source, out)[plan.split.unlabeled]]
+        own = replace(plan, split=Split(labeled=rest, unlabeled=unlabeled, val=nobody, test=nobody))
         with RunFolder.create(session.folder.path / "folds" / str(number), resume=True) as folder:
             folder.write_config(own.config())
             training = build_training(own.settings, own.source, own.split, own.device)
@@ -130,6 +134,10 @@ def _result(session: Session, numbers: Mapping[str, Any], part: str | None, heal
     reasons = dict(numbers["reasons"])
     if not errors:
         reasons |= dict.fromkeys(FOLLOWED, "there are no test images")
+    if part is None:
+        reasons["evaluated_on"] = "there are no test or val images"
+    if not refused:
+        reasons["refused_by_uncertainty"] = f"{settings.algorithm_name} does not choose by uncertainty"
     labels = plan.source.labels[plan.split.labeled]
     return {
         **{key: value for key, value in numbers.items() if key != "reasons"},

@@ -53,7 +53,7 @@ def draw_split(
                 f"val_share={val_share}: {source.name} has {len(val)} validation images of its own: leave it 0"
             )
         val = _carve(source, labeled, val_share, seed)
-        held_out = np.isin(np.arange(len(source)), val) | _in_groups_of(source, val)
+        held_out = np.isin(np.arange(len(source)), val) | in_groups_of(source, val)
         labeled, train = labeled[~held_out[labeled]], train[~held_out[train]]
     unlabeled = train if include_labeled else np.setdiff1d(train, labeled)
     return Split(labeled=labeled, unlabeled=unlabeled, val=val, test=test)
@@ -73,6 +73,9 @@ def _labels_per_class(source: Source, labels: int | None, per_class: int | None)
             raise UserError(f"labels_per_class={per_class}: it must be at least 1")
         return per_class
     assert labels is not None
+    there = int(((source.labels >= 0) & (source.parts == "train")).sum())
+    if labels > there:
+        raise UserError(f"labels={labels}: {source.name} has {there} labeled training images; ask for no more")
     if labels < classes or labels % classes:
         below = labels // classes * classes
         near = f"{below} or {below + classes}" if below > 0 else f"{classes}"
@@ -100,14 +103,14 @@ def _carve(source: Source, labeled: np.ndarray, share: float, seed: int) -> np.n
     have = np.bincount(source.labels[labeled], minlength=classes)
     wanted = np.minimum(np.rint(share * have), have - 1)
     taken = np.zeros(classes, np.int64)
-    members = _members(source, labeled)
+    groups = members(source, labeled)
     val: list[np.ndarray] = []
     # A stream of its own, so that asking for validation images does not change which labels are drawn.
-    for place in np.random.RandomState([_checked_seed(seed), 1]).permutation(len(members)):
-        with_it = taken + np.bincount(source.labels[members[place]], minlength=classes)
+    for place in np.random.RandomState([_checked_seed(seed), 1]).permutation(len(groups)):
+        with_it = taken + np.bincount(source.labels[groups[place]], minlength=classes)
         if (with_it < have).all() and np.abs(with_it - wanted).sum() < np.abs(taken - wanted).sum():
             taken = with_it
-            val.append(members[place])
+            val.append(groups[place])
     if not val:
         raise UserError(
             f"val_share={share}: no validation images can be taken from {len(labeled)} labeled ones: too few, or too "
@@ -116,7 +119,7 @@ def _carve(source: Source, labeled: np.ndarray, share: float, seed: int) -> np.n
     return np.sort(np.concatenate(val))
 
 
-def _members(source: Source, places: np.ndarray) -> list[np.ndarray]:
+def members(source: Source, places: np.ndarray) -> list[np.ndarray]:
     """The places group by group, in the order in which groups appear; an image without group is its own."""
     if source.groups is None:
         return [places[i : i + 1] for i in range(len(places))]
@@ -127,7 +130,7 @@ def _members(source: Source, places: np.ndarray) -> list[np.ndarray]:
     return [np.array(group) for group in found.values()]
 
 
-def _in_groups_of(source: Source, places: np.ndarray) -> np.ndarray:
+def in_groups_of(source: Source, places: np.ndarray) -> np.ndarray:
     """(N,) whether each image of the source shares a group with one of these places."""
     if source.groups is None:
         return np.zeros(len(source), bool)

@@ -195,10 +195,31 @@ CASES: dict[str, tuple[Callable[[Path], None], str, tuple[str, ...]]] = {
     "show what": (nothing, "show table9/npmatch/cifar10-40", ("table9/npmatch/cifar10-40", "npmatch list presets")),
     "device": (nothing, "fit pets --out Q --device tpu", ("--device tpu", "cpu", "--device auto")),
     "device to predict": (nothing, "predict R pets --out a.csv --device cuda:99", ("--device cuda:99",)),
+    "steps and a budget": (nothing, "fit pets --out Q --steps 3 --budget 1m", ("--budget and --steps", "one of them")),
+    "twice": (
+        nothing, "fit pets --out Q --labels 6 --set data.labels=3",
+        ("set twice", "data.labels: 6 and 3"),
+    ),
+    "two presets": (
+        nothing, "fit pets --out Q --config R/config.toml --preset paper",
+        ("--preset paper", "R/config.toml is of the preset quick"),
+    ),
+    "too small for the network": (
+        nothing, "fit pets --out Q --image-size 2",
+        ("--image-size 2: does not go through the network tiny",),
+    ),
+    "too small for the views": (
+        nothing, "fit pets --out Q --image-size 8 --set views.padding=8",
+        ("--image-size 8", "views.padding=8"),
+    ),
+    "size without end": (nothing, "fit pets --out Q --image-size 100000", ("data.image_size: must be in 1..4096",)),
+    "batch without end": (nothing, "fit pets --out Q --set train.batch_size=100000000", ("train.batch_size: must be",)),
+    "out of nothing": (nothing, "fit pets --out ''", ("--out names no folder",)),
+    "data of nothing": (nothing, "fit '' --out Q", ("what is there to learn from",)),
     "budget": (nothing, "fit pets --out Q --budget soon", ("--budget soon", "10m")),
     "budget of nothing": (nothing, "fit pets --out Q --budget 0m", ("--budget 0m", "90s")),
     "resize": (nothing, "fit pets --out Q --resize stretch", ("--resize", "'squash'")),
-    "image size": (nothing, "fit pets --out Q --image-size 0", ("data.image_size", "at least 1")),
+    "image size": (nothing, "fit pets --out Q --image-size 0", ("data.image_size", "in 1..4096")),
     "config missing": (nothing, "fit pets --out Q --config my.toml", ("--config my.toml", "cannot be read")),
     "config a folder": (nothing, "fit pets --out Q --config pets", ("--config pets", "cannot be read")),
     "config not TOML": (
@@ -252,6 +273,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str, tuple[str, ...]]] = {
     ),
     "too many pixels": (bomb, "fit pets --out Q", ("bomb.png", "9000 x 9000", "64 million")),
     "labels do not divide": (nothing, "fit pets --out Q --labels 7", ("labels=7", "3 classes", "6 or 9")),
+    "more labels in all": (nothing, "fit pets --out Q --labels 15", ("labels=15", "12 labeled training images")),
     "more labels than there are": (
         nothing, "fit pets --out Q --labels-per-class 5",
         ("5 labels of each class", "cat: 4"),
@@ -288,7 +310,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str, tuple[str, ...]]] = {
 LISTS = {  # all others are one line
     "list for a name", "several at once", "config with wrong keys", "all checkpoints damaged", "class without images",
     "one class", "class only in test", "unreadable files", "too many pixels", "more labels than there are", "rows",
-    "fields", "path outside", "image not one",
+    "fields", "path outside", "image not one", "twice",
 }  # fmt: skip
 
 
@@ -387,14 +409,12 @@ def test_out_of_memory_names_the_batch_size_that_fits(
         return step(self, model, teacher, views, state)
 
     monkeypatch.setattr(Supervised, "step", hungry)
-    words = ("--algorithm", "supervised", "--steps", "3", *FAST, "--set", "train.batch_size=16", *budget)
-    done = npmatch("fit", "pets", "--out", "Q", *words)
+    words = ("--algorithm", "supervised", *FAST)
+    done = npmatch("fit", "pets", "--out", "Q", *words, *(budget or ("--steps", "3")), "--set", "train.batch_size=16")
     assert done.code == 2 and "train.batch_size=16 does not fit in the memory of cpu" in done.err, done
     assert "a batch size of 4 does: --set train.batch_size=4" in done.err
     assert done.err.count("\n") == 1 and (here / "Q").exists() == (not budget)
-    assert (
-        npmatch("fit", "pets", "--out", "Q2", *words[: -len(budget) or None], "--set", "train.batch_size=4").code == 0
-    )
+    assert npmatch("fit", "pets", "--out", "Q2", *words, "--steps", "3", "--set", "train.batch_size=4").code == 0
 
 
 def test_every_range_is_of_a_setting() -> None:

@@ -59,7 +59,7 @@ def test_help_comes_at_once_and_without_torch() -> None:
     took = []
     for _ in range(15):  # the best of five on a quiet machine; a busy one has more tries
         before = time.perf_counter()
-        done = python("-m", "npmatch", "--help")
+        done = python("-m", "npmatch", "--help", PYTHONPATH=str(SOURCE))
         took.append(time.perf_counter() - before)
         assert done.returncode == 0 and set(VERBS) <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
         if len(took) >= 5 and min(took) <= 0.4:
@@ -67,7 +67,7 @@ def test_help_comes_at_once_and_without_torch() -> None:
     assert min(took) <= 0.4
     heavy = "torch", "numpy", "sklearn", "PIL", "rich"
     look = f"import sys, npmatch.cli; print([name for name in {heavy} if name in sys.modules])"
-    assert python("-c", look).stdout == "[]\n"
+    assert python("-c", look, PYTHONPATH=str(SOURCE)).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("policy", ["passive", "active"])
@@ -75,7 +75,33 @@ def test_threads_do_not_spin_unless_told_to(policy: str) -> None:
     """On two busy cores a step on digits took thirty times as long with threads that spin."""
     look = "import sys; from npmatch import cli; assert 'torch' not in sys.modules; import os; print(os.environ[%r])"
     told = {} if policy == "passive" else {"OMP_WAIT_POLICY": policy}
-    assert python("-c", look % "OMP_WAIT_POLICY", **told).stdout == f"{policy}\n"
+    assert python("-c", look % "OMP_WAIT_POLICY", PYTHONPATH=str(SOURCE), **told).stdout == f"{policy}\n"
+
+
+def test_no_connection_is_made_and_nothing_reports_back(tmp_path: Path) -> None:
+    """Every address that a whole fit, with a network of timm's, looks up or connects to; by Python's own audit."""
+    look = """
+import sys
+asked = []
+sys.addaudithook(lambda event, args: asked.append((event, args)) if event in HOOKS else None)
+from tests.pets import npmatch, pets
+from pathlib import Path
+words = "--steps", "1", "--net", "resnet10t", "--image-size", "32", "--set", "train.batch_size=2", "--tensorboard"
+assert npmatch("fit", str(pets(Path("pets"))), "--out", "R", *words).code == 0
+assert npmatch("predict", "R", "pets", "--out", "a.csv").code == 0
+from huggingface_hub import constants
+assert constants.HF_HUB_DISABLE_TELEMETRY
+print(asked)
+""".replace("HOOKS", repr(("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")))
+    paths = os.pathsep.join([str(SOURCE), str(SOURCE.parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", look],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
 def test_it_runs_from_a_source_tree_that_is_not_installed() -> None:
@@ -187,15 +213,18 @@ def test_out_by_default_and_resume_of_what_is_finished(tmp_path: Path, monkeypat
     for name in ("my_pets-supervised-12-s0", "my_pets-supervised-12-s0-2"):
         assert f"report: {Path('runs') / name / 'report.html'}" in npmatch(*words).out
     before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file() and file.name != ".lock"}
-    done = npmatch(*words, "--out", "runs/my_pets-supervised-12-s0", "--resume", "--json")
-    assert done.code == 0 and "is finished" in done.err and json.loads(done.out)["steps"] == 1
+    Path("my pets").rename("elsewhere")  # what is finished needs its images no more
+    for more in ((), ("--budget", "1h")):
+        done = npmatch("fit", *FAST, "--out", "runs/my_pets-supervised-12-s0", "--resume", "--json", *more)
+        assert done.code == 0 and "is finished" in done.err and json.loads(done.out)["steps"] == 1
+        assert ("was begun with 1 steps, which stand" in done.err) == bool(more)
     assert all(file.read_bytes() == content for file, content in before.items())
 
 
 def test_json_is_all_there_is_on_stdout(tmp_path: Path) -> None:
     data, run = str(pets(tmp_path / "pets")), str(tmp_path / "R")
     for words in (
-        ("fit", data, "--out", run, "--steps", "2", *FAST, "--budget", "1s"),
+        ("fit", data, "--out", run, *FAST, "--budget", "0.5s"),
         ("evaluate", run, data),
         ("predict", run, data, "--out", str(tmp_path / "a.csv"), "--accept-at", "0.9"),
         ("check", data),

@@ -22,7 +22,7 @@ from npmatch.engine import Training
 from npmatch.functional.metrics import clopper_pearson_lower
 from npmatch.health import Health
 from npmatch.nets.tiny import Tiny
-from npmatch.plan import Opening, stored_plan
+from npmatch.plan import Opening, agreed_settings, stored_plan
 from npmatch.progress import Silent
 from npmatch.runs import RunFolder
 from npmatch.session import Session
@@ -117,15 +117,9 @@ def test_the_split_counts_in_the_sources_order(home: Path, run: npmatch.Run) -> 
 
 
 def test_the_weights_moved_and_the_average_follows(home: Path, run: npmatch.Run) -> None:
-    plan = stored_plan(
-        RunFolder(home / "R"),
-        None,
-        {},
-        preset_name=None,
-        opening=Opening(),
-        device=torch.device("cpu"),
-        progress=Silent(),
-    )
+    folder = RunFolder(home / "R")
+    settings = agreed_settings(folder, {}, preset_name=None)
+    plan = stored_plan(folder, settings, None, opening=Opening(), device=torch.device("cpu"), progress=Silent())
     first = build_training(plan.settings, plan.source, plan.split, plan.device).parts()
     last = load_file(max((home / "R/checkpoint").iterdir()) / "state.safetensors")
     weights = [name.removeprefix("optimizer.").split("/")[0] for name in last if name.startswith("optimizer.")]
@@ -242,6 +236,50 @@ def test_a_budget_is_for_everything_that_trains(home: Path, tmp_path: Path, fold
     assert json.loads((tmp_path / "R/result.json").read_text())["steps"] == steps
     found = [RunFolder(tmp_path / f"R/folds/{i}").load_checkpoint() for i in range(folds)]
     assert [saved and saved.step for saved in found] == [steps] * folds
+
+
+def test_folds_hold_whole_groups_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A patient with an image in a fold has none in that fold's training, with a label or without."""
+    pets(tmp_path / "pets", unlabeled=0, test=0, labeled=6)
+    rows = [
+        {"path": f"labeled/{kind}/{i}.png", "label": kind if i < 4 else None, "group": f"p{(i + shift) % 4}"}
+        for shift, kind in enumerate(COLORS)
+        for i in range(6)
+    ]
+    frame = pytest.importorskip("pandas").DataFrame(rows)
+    seen: list[tuple[set[int], set[int]]] = []
+    trained = outcome.trained
+
+    def watched(session: Session, training: Training) -> Health:
+        seen.append((set(session.plan.split.labeled.tolist()), set(session.plan.split.unlabeled.tolist())))
+        return trained(session, training)
+
+    monkeypatch.setattr(outcome, "trained", watched)
+    settings = {"data.image_size": 8, "train.batch_size": 4}
+    opening = Opening(data_dir=tmp_path / "pets")
+    npmatch.fit(frame, out=tmp_path / "R", steps=1, calibrate=2, settings=settings, opening=opening)
+    (every, _), *folds = seen
+    groups = np.array([row["group"] for row in rows])
+    assert len(folds) == 2 and every == {i for i, row in enumerate(rows) if row["label"]}
+    for labeled, unlabeled in folds:
+        held_out = set(groups[sorted(every - labeled)])
+        assert held_out and not held_out & set(groups[sorted(labeled | unlabeled)])
+    assert not (every - folds[0][0]) & (every - folds[1][0])
+
+
+def test_images_that_stand_in_testing_and_in_training_are_told(tmp_path: Path) -> None:
+    pets(tmp_path / "pets")
+    shutil.copy(tmp_path / "pets/labeled/cat/0.png", tmp_path / "pets/test/cat/0.png")
+    for i in (1, 2):
+        shutil.copy(tmp_path / f"pets/unlabeled/dog{i}.png", tmp_path / f"pets/test/dog/{i}.png")
+    done = command("fit", str(tmp_path / "pets"), "--out", str(tmp_path / "R"), "--steps", "1", *FAST)
+    told = json.loads((tmp_path / "R/result.json").read_text())["health"]
+    for sentence in (
+        "1 of 9 test images are training images too, with their",
+        "2 of 9 test images are training images",
+    ):
+        assert sentence in done.err and any(sentence in text for text in told)
+        assert sentence in (tmp_path / "R/report.html").read_text()
 
 
 def resumed(run: npmatch.Run, copy: Path) -> npmatch.Run:

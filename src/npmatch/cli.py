@@ -31,9 +31,12 @@ def main() -> None:
         sys.exit(npmatch(standalone_mode=False, prog_name="npmatch"))
     except click.exceptions.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)  # the help itself
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         verb = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "npmatch"
-        click.echo(f"{verb}: {error.format_message()} (see {verb} --help)", err=True)
+        click.echo(f"{verb}: {' '.join(error.format_message().split())} (see {verb} --help)", err=True)
         sys.exit(error.exit_code)
     except UserError as error:
         click.echo(f"npmatch: {error}", err=True)
@@ -59,7 +62,7 @@ def npmatch() -> None:
     """
 
 
-LABELS_HELP = "How many labels in all (split evenly), or a CSV or Parquet file with path,label for a flat folder."
+LABELS_HELP = "A CSV or Parquet file with path,label for a flat folder; or, to train, how many labels in all."
 
 
 def data_options(command: Command) -> Command:
@@ -115,12 +118,12 @@ def check(
     """
     from npmatch.check import check as look
     from npmatch.check import lines
-    from npmatch.config import parse_assignments
+    from npmatch.config import parse_assignments, together
     from npmatch.plan import Opening
     from npmatch.terminal import Terminal
 
     given = labels_settings(labels) | {"data.image_size": image_size, "data.resize": resize}
-    changes = {key: value for key, value in given.items() if value is not None} | parse_assignments(assignments)
+    changes = together(given, parse_assignments(assignments))
     checked = look(data, changes, preset_name=preset, opening=Opening(**opening), progress=Terminal())
     if to_json:
         click.echo(json.dumps(checked.to_dict()))
@@ -191,7 +194,7 @@ def fit(
     A folder holds labeled/<class>/…, unlabeled/… and, if you have them, val/<class>/… and test/<class>/…. Leaves a
     run folder with the model, every number, and report.html.
     """
-    from npmatch.config import parse_assignments
+    from npmatch.config import parse_assignments, together
     from npmatch.fitting import fit as run_fit
     from npmatch.plan import Opening
     from npmatch.terminal import Terminal
@@ -201,7 +204,7 @@ def fit(
         "data.resize": resize,
         "train.deterministic": deterministic or None,
     }
-    settings = {key: value for key, value in given.items() if value is not None} | parse_assignments(assignments)
+    settings = together(given, parse_assignments(assignments))
     opening = Opening(
         data_dir=data_dir, download=download, skip_unreadable=skip_unreadable, allow_outside=allow_outside
     )
@@ -215,6 +218,8 @@ def fit(
         low, high = result["error_ci95"]
         on = result["evaluated_on"]
         click.echo(f"error {error:.2f} % (95 % interval {low:.2f} to {high:.2f}) on {on['images']} {on['part']} images")
+    else:
+        click.echo(f"error unknown: {result['reasons']['error']}")
     click.echo(f"report: {run.path / 'report.html'}")
 
 
@@ -323,9 +328,9 @@ def show(preset: str, to_json: bool) -> None:
 @as_json
 def list_(what: str, to_json: bool) -> None:
     """What there is."""
-    from npmatch.catalogue import catalogue
+    from npmatch.catalog import catalog
 
-    rows = catalogue(what)
+    rows = catalog(what)
     if to_json:
         click.echo(json.dumps({what: rows}))
         return

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from npmatch.algorithms import ALGORITHMS
-from npmatch.errors import UserError
+from npmatch.errors import UserError, refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +169,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "data.labels": (1, math.inf),
     "data.labels_per_class": (1, math.inf),
     "data.val_share": (0, 1),
-    "data.image_size": (1, math.inf),
-    "data.channels": (1, math.inf),
+    "data.image_size": (1, 4096),
+    "data.channels": (1, 1024),
     "data.in_memory_mib": (0, math.inf),
     "data.workers": (0, math.inf),
     "views.padding": (0, math.inf),
@@ -191,8 +191,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "optimizer.warmup_steps": (0, math.inf),
     "optimizer.clip_norm": (0, math.inf),
     "train.steps": (1, math.inf),
-    "train.batch_size": (1, math.inf),
-    "train.unlabeled_ratio": (1, math.inf),
+    "train.batch_size": (1, 2**20),
+    "train.unlabeled_ratio": (1, 1024),
     "train.ema_decay": (0, 1),
     "train.log_every": (1, math.inf),
     "train.eval_every": (1, math.inf),
@@ -234,8 +234,9 @@ def _changed(part: Any, path: str, whole: str, value: Any) -> Any:
         {f.name for f in fields(part)} - {"name"} if type(part) in HEADS.values() else {f.name for f in fields(part)}
     )
     if name not in known:
-        where = whole[: len(whole) - len(path)].rstrip(".") or "the settings"
-        raise ValueError(f"{whole}: no such setting{_meant(name, known)}; {where} has {', '.join(sorted(known))}")
+        where = whole[: len(whole) - len(path)].rstrip(".")
+        there = f"{where} has" if where else "there are"
+        raise ValueError(f"{whole}: no such setting{_meant(name, known)}; {there} {', '.join(sorted(known))}")
     current = getattr(part, name)
     if rest:
         if not is_dataclass(current):
@@ -297,8 +298,17 @@ def parse_assignments(assignments: typing.Iterable[str]) -> dict[str, Any]:
         try:
             changes[key.strip()] = tomllib.loads(f"value = {text.strip()}")["value"]
         except tomllib.TOMLDecodeError:
-            changes[key.strip()] = text.strip()
+            changes[key.strip()] = {"True": True, "False": False}.get(text.strip(), text.strip())  # as Python has them
     return changes
+
+
+def together(named: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said by an option, if not None, and by a setting's name. One thing said twice, and differently, is an
+    error."""
+    named = {key: value for key, value in named.items() if value is not None}
+    twice = [key for key in named if key in settings and settings[key] != named[key]]
+    refuse("these are set twice; give one value", [f"{key}: {named[key]!r} and {settings[key]!r}" for key in twice])
+    return {**named, **settings}
 
 
 def read_file(path: Path) -> dict[str, Any]:

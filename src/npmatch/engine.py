@@ -98,7 +98,7 @@ class Guard(nn.Module):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise Diverged(
             f"step {int(self.first)}: the gradient of {found[0]}{more} is not finite; "
-            "try a lower optimizer.lr, an optimizer.clip_norm of 3, or train.precision=fp32"
+            "try a lower optimizer.lr or optimizer.clip_norm, and train.precision=fp32 if it is another"
         )
 
 

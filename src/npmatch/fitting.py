@@ -14,20 +14,20 @@ from typing import Any
 import torch
 
 from npmatch.build import build_stream, build_training, choose_device, normalization
-from npmatch.config import read_file
+from npmatch.config import read_file, together
 from npmatch.data.normal import Normal
 from npmatch.engine import Training, train
 from npmatch.errors import UserError
 from npmatch.evaluate import BATCH, predict_part
 from npmatch.interrupts import listening
 from npmatch.outcome import check_folds, work
-from npmatch.plan import Opening, Plan, new_plan, stored_plan
+from npmatch.plan import Opening, Plan, agreed_settings, leaks, new_plan, stored_plan
 from npmatch.predictor import Run
 from npmatch.progress import Progress, Silent
 from npmatch.report.page import write_report
 from npmatch.report.words import duration
 from npmatch.runs import RunFolder, default_path
-from npmatch.session import EVALUATIONS, Clock, Session, determinism, memory_advice, summary_writer
+from npmatch.session import EVALUATIONS, Clock, Session, determinism, memory_advice, out_of_memory, summary_writer
 
 TRIAL_STEPS, TRIAL_SECONDS = 60, 5.0  # at most, and about
 TRAINING_SHARE = 0.9  # of a budget, evaluations on the way included; the rest is for what comes before and after
@@ -36,7 +36,7 @@ TRAINING_SHARE = 0.9  # of a budget, evaluations on the way included; the rest i
 def fit(
     data: Any = None,
     *,
-    labels: int | None = None,
+    labels: int | str | None = None,
     labels_per_class: int | None = None,
     algorithm: str | None = None,
     head: str | None = None,
@@ -65,7 +65,8 @@ def fit(
     progress = progress or Silent()
     clock = Clock(started or time.time())
     named = {
-        "data.labels": labels,
+        "data.labels": None if isinstance(labels, str) else labels,
+        "data.labels_file": labels if isinstance(labels, str) else None,
         "data.labels_per_class": labels_per_class,
         "algorithm.name": algorithm,
         "head.name": head,
@@ -74,43 +75,81 @@ def fit(
         "train.calibrate": calibrate,
         "seed": seed,
     }
-    given = {key: value for key, value in named.items() if value is not None} | dict(settings or {})
-    changes = over_file(read_file(Path(config)), given) if config else given
+    changes = together(named, settings or {})
+    if config:
+        file = read_file(Path(config))
+        if preset not in (None, file.get("preset", preset)):
+            raise UserError(f"--preset {preset}: --config {config} is of the preset {file['preset']}; give one of them")
+        changes = over_file(file, changes)
     opening, place = opening or Opening(), choose_device(device)
     seconds = None if budget is None else parse_budget(budget)
+    if seconds is not None and steps is not None:
+        raise UserError("--budget and --steps both say how long to train; give one of them")
     if tensorboard:
         summary_writer()
-    if resume and out is None:
+    home = None if out is None else Path(out)
+    if home == Path() and not resume:  # --out "" is the same
+        raise UserError("--out names no folder of its own; give the run a name")
+    if resume and home is None:
         raise UserError("--resume: say which run goes on, with --out RUN")
     with listening() as asked, ExitStack() as stack:
-        folder = None
-        if out is not None and resume and (Path(out) / "config.toml").is_file():
-            folder = stack.enter_context(RunFolder.create(Path(out), resume=True))
-            plan = stored_plan(
-                folder, data, changes, preset_name=preset, opening=opening, device=place, progress=progress
-            )
+        if home is not None and resume and (home / "config.toml").is_file():
+            folder = stack.enter_context(RunFolder.create(home, resume=True))
+            wanted = agreed_settings(folder, changes, preset_name=preset)
+            if seconds is not None:
+                progress.warn(f"--budget {budget}: {home} was begun with {wanted.train.steps:,} steps, which stand")
+            if folder.read_result() is not None:  # its data need not be there any more
+                progress.say(f"{folder.path} is finished")
+                if not (folder.path / "report.html").exists():
+                    write_report(folder.path)
+                return Run(folder.path, device=device)
+            plan = stored_plan(folder, wanted, data, opening=opening, device=place, progress=progress)
+            training = build_training(plan.settings, plan.source, plan.split, plan.device)
         else:
-            if out is not None:
-                RunFolder.refuse_taken(Path(out), resume=resume)  # now, not after minutes of reading images
+            if home is not None:
+                RunFolder.refuse_taken(home, resume=resume)  # now, not after minutes of reading images
             plan = new_plan(data, changes, preset_name=preset, opening=opening, device=place, progress=progress)
+            training = checked_training(plan)
+            if resume:
+                progress.warn(f"{home}: there is no run to go on with, so one is begun")
             if seconds is not None:
                 plan = within(plan, seconds, progress)
-        check_folds(plan)
-        training = build_training(plan.settings, plan.source, plan.split, plan.device)  # it may refuse the settings
-        if folder is None:
-            folder = stack.enter_context(RunFolder.create(_path(plan, out), resume=resume))
+                training = build_training(plan.settings, plan.source, plan.split, plan.device)
+            folder = stack.enter_context(RunFolder.create(home or _path(plan), resume=resume))
             folder.write_config(plan.config())
             folder.write_split(vars(plan.split))
-        if folder.read_result() is None:
-            normal = normalization(plan.source, plan.split)
-            session = Session(folder.path, folder, plan, normal, clock, asked, progress, tensorboard)
-            with determinism(plan.settings.train.deterministic):
-                work(session, training)
-        else:
-            progress.say(f"{folder.path} is finished")
-            if not (folder.path / "report.html").exists():
-                write_report(folder.path)
+        warnings = leaks(plan)
+        for text in warnings:
+            progress.warn(text)
+        normal = normalization(plan.source, plan.split)
+        session = Session(folder.path, folder, plan, normal, clock, asked, progress, tensorboard, warnings)
+        with determinism(plan.settings.train.deterministic):
+            work(session, training)
     return Run(folder.path, device=device)
+
+
+def checked_training(plan: Plan) -> Training:
+    """The run before its first step, after what may refuse it; no folder has been made for it yet."""
+    check_folds(plan)
+    training = build_training(plan.settings, plan.source, plan.split, plan.device)
+    check_size(plan, training)
+    return training
+
+
+def check_size(plan: Plan, training: Training) -> None:
+    """Complain now where an image is too small for the network, or for its views."""
+    chosen, size = plan.settings, plan.source.image_size
+    name = f"--image-size {size}"
+    if chosen.views.crop == "shift" and chosen.views.padding >= size:
+        raise UserError(f"{name}: cannot be shifted by views.padding={chosen.views.padding}; make that smaller")
+    image = torch.zeros(1, plan.source.images.shape[1], size, size, device=plan.device)
+    try:
+        with torch.no_grad():
+            training.teacher(image)
+    except (RuntimeError, ValueError, AssertionError) as error:  # timm asserts
+        if out_of_memory(error):
+            raise UserError(f"{name}: one image alone does not fit in the memory of {plan.device}") from None
+        raise UserError(f"{name}: does not go through the network {chosen.net.name} ({error}); take another") from error
 
 
 def over_file(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,10 +166,8 @@ def over_file(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return {key: value for key, value in file.items() if key.partition(".")[0] not in left} | dict(given)
 
 
-def _path(plan: Plan, out: Path | str | None) -> Path:
-    """Where a new run goes."""
-    if out is not None:
-        return Path(out)
+def _path(plan: Plan) -> Path:
+    """Where a new run goes that nobody named a folder for."""
     settings = plan.settings
     return default_path(settings.data.source, settings.algorithm_name, len(plan.split.labeled), settings.seed)
 

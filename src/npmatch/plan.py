@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def new_plan(
     preset_name = preset_name or str(changes.get("preset", "quick"))  # a run's config.toml names its own
     changes = {key: value for key, value in changes.items() if key != "preset"}
     data = changes.get("data.source") if data is None else data
-    if data is None:
+    if data is None or (isinstance(data, str) and not data.strip()):
         raise UserError("what is there to learn from? name a data set, a folder, a manifest or an .npz")
     algorithm = str(changes.get("algorithm.name", "npmatch"))
     algorithm = algorithm if algorithm in ALGORITHMS else "npmatch"  # override names it, with all else that is wrong
@@ -112,20 +113,10 @@ def split_of(source: Source, settings: Settings) -> Split:
     )
 
 
-def stored_plan(
-    folder: RunFolder,
-    data: Any,
-    changes: Mapping[str, Any],
-    *,
-    preset_name: str | None,
-    opening: Opening,
-    device: torch.device,
-    progress: Progress,
-) -> Plan:
-    """The plan of a run that was begun: its own settings and split. What a person now says otherwise is an error."""
+def agreed_settings(folder: RunFolder, changes: Mapping[str, Any], *, preset_name: str | None) -> Settings:
+    """The settings of a run that was begun. What a person now says otherwise is an error."""
     stored = folder.read_config()
-    recorded = flat(stored)
-    if "data.fingerprint" not in recorded:
+    if "fingerprint" not in stored.get("data", {}):
         raise UserError(f"{folder.path / 'config.toml'} was not written by npmatch fit; pass another --out")
     settings = from_dict(stored)
     wanted = override(settings, changes)
@@ -133,11 +124,19 @@ def stored_plan(
         wanted = replace(wanted, preset=preset_name)
     told = [
         f"{key} is {before!r} in {folder.path} and {after!r} here"
-        for key, before, after in differences(stored_settings(stored), wanted.to_dict())
-        if key != "data.source"
+        for key, before, after in differences(settings.to_dict(), wanted.to_dict())
+        if key != "data.source" and None not in (before, after)  # other settings of another method say nothing more
     ]
     if told:
         raise UserError("; ".join(told) + "; leave it out to go on as before, or start another run with another --out")
+    return settings
+
+
+def stored_plan(
+    folder: RunFolder, settings: Settings, data: Any, *, opening: Opening, device: torch.device, progress: Progress
+) -> Plan:
+    """The plan of a run that was begun: its own settings and split."""
+    recorded = flat(folder.read_config())
     source = open_data(settings.data.source if data is None else data, settings.data, opening, progress)
     fingerprint = source.fingerprint()
     if fingerprint != recorded["data.fingerprint"]:
@@ -157,10 +156,29 @@ def stored_plan(
     return Plan(settings, source, split, fingerprint, device)
 
 
-def stored_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.toml without what it records besides settings."""
-    data = {key: value for key, value in config["data"].items() if key != "fingerprint"}
-    return {key: value for key, value in config.items() if key != "environment"} | {"data": data}
+def leaks(plan: Plan) -> list[str]:
+    """Sentences on test and validation images that train too, pixel for pixel: their error is no longer one of images
+    never seen. Of images in memory only; `npmatch check` looks at files."""
+    source, split, found = plan.source, plan.split, []
+    if not isinstance(source.images, torch.Tensor):
+        return found
+    labeled, unlabeled = (set(_prints(source.images, places)) for places in (split.labeled, split.unlabeled))
+    for part, places in (("test", split.test), ("val", split.val)):
+        own = _prints(source.images, places)
+        with_label = sum(one in labeled for one in own)
+        without = sum(one in unlabeled and one not in labeled for one in own)
+        for count, how in ((with_label, "with their labels"), (without, "without labels")):
+            if count:
+                found.append(
+                    f"{count:,} of {len(own):,} {part} images are training images too, {how}: the error flatters; "
+                    "npmatch check names them"
+                )
+    return found
+
+
+def _prints(images: torch.Tensor, places: np.ndarray) -> list[bytes]:
+    pixels = images.numpy()
+    return [blake2b(pixels[place].tobytes(), digest_size=16).digest() for place in places]
 
 
 def open_data(data: Any, chosen: Data, opening: Opening, progress: Progress) -> Source:

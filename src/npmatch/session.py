@@ -62,6 +62,7 @@ class Session:
     asked: Asked
     progress: Progress
     tensorboard: bool = False
+    warnings: list[str] = field(default_factory=list)  # on the data; the report repeats them
 
 
 def trained(session: Session, training: Training) -> Health:
@@ -117,11 +118,11 @@ def _steps(session: Session, training: Training, stream: Stream, health: Health)
 
 @contextmanager
 def memory_advice(training: Training, plan: Plan, normal: Normal) -> Iterator[None]:
-    """Where memory runs out inside, find the batch size that fits and say so. The training is spoilt then."""
+    """Where memory runs out inside, find the batch size that fits and say so. The training is spoiled then."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
     else:
@@ -135,7 +136,7 @@ def memory_advice(training: Training, plan: Plan, normal: Normal) -> Iterator[No
     raise UserError(f"{refused}; a batch size of {size} does: --set train.batch_size={size}, with another --out")
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """CUDA has an exception for it, the others words."""
     words = ("DefaultCPUAllocator", "MPS backend out of memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
@@ -155,7 +156,7 @@ def _fits(training: Training, plan: Plan, normal: Normal, batch_size: int) -> bo
         stream = build_stream(smaller, plan.source, plan.split, normal, plan.device)
         next(train(training, stream, until=training.step + 1, log_every=training.step + 2))
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             raise
         return False
     return True
@@ -187,7 +188,8 @@ class Log:
         self.session.folder.log(line)
         if self.writer is not None:
             for name, value in line.items():
-                self.writer.add_scalar(name, value, step)
+                if name != "step":
+                    self.writer.add_scalar(name, value, step)
         moved = None if self.first is None else _distance(self.first, self.training.model)
         self.first = None
         for text in self.health.look(step, means, moved):

@@ -10,7 +10,7 @@ LAYERS = [
     {"nets", "heads"},
     {"algorithms"},
     {"engine"},
-    {"rounds"},
+    {"rounds"},  # to come, as is reproduce: methods that train in rounds, tables
     {"config"},
     {"presets"},
     {"build"},
@@ -18,7 +18,7 @@ LAYERS = [
     {"toml", "checkpoint", "runs"},
     {"evaluate", "predictor", "answers", "report", "reproduce"},
     {"plan", "session", "outcome", "fitting"},
-    {"check", "contact_sheet", "catalogue"},
+    {"check", "contact_sheet", "catalog"},
     {"cli"},
     {"__main__"},
 ]
@@ -66,5 +66,5 @@ def test_bars():
     """Design, section 7: an algorithm on two screens, a file in one sitting."""
     for file in ROOT.rglob("*.py"):
         lines = len(file.read_text(encoding="utf-8").splitlines())
-        most = {"algorithms": 150, "heads": 200}.get(file.parent.name, 400)
+        most = {"algorithms": 150, "heads": 180}.get(file.parent.name, 400)
         assert lines <= most, f"{file.relative_to(ROOT)}: {lines} lines"

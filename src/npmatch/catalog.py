@@ -8,7 +8,7 @@ from npmatch.nets import NETWORKS
 from npmatch.presets import BUILTIN, PRESETS, About, table_cells
 
 
-def catalogue(what: str) -> list[dict[str, str]]:
+def catalog(what: str) -> list[dict[str, str]]:
     """Rows of name and summary; of an algorithm its paper too."""
     match what:
         case "algorithms":

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from npmatch import checkpoint, toml
 from npmatch.checkpoint import Checkpoint, Damaged, Names, read_pair, replacing, write_file, writing
+from npmatch.config import flat
 from npmatch.errors import UserError
 
 SPLIT = ("labeled", "unlabeled", "val", "test")
@@ -50,7 +51,7 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[tu
     Sections that `wanted` does not have (versions, data) are not compared.
     """
     as_stored = tomllib.loads(toml.dumps(wanted))  # without None, with tuples as lists
-    before, after = _flat({key: stored.get(key) for key in wanted}), _flat(as_stored)
+    before, after = flat({key: stored.get(key) for key in wanted}), flat(as_stored)
     return [
         (key, before.get(key), after.get(key))
         for key in [*after, *(key for key in before if key not in after)]
@@ -244,13 +245,6 @@ def _lock(path: Path) -> int:
     os.write(file, f"pid {os.getpid()} on {socket.gethostname()} since {started}\n".encode())
     _locks.add(file)
     return file
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _finite(value: Any) -> Any:

@@ -82,7 +82,7 @@ class NPMatch:
         return Step(loss, metrics, NPMatchState(last_label, mean_probs))
 
     def aligned(self, pseudo: PseudoLabels, mean_probs: Tensor) -> tuple[PseudoLabels, Tensor]:
-        """Guesses after the prediction is pulled towards equal classes, and the running mean that does it."""
+        """Guesses after the prediction is pulled toward equal classes, and the running mean that does it."""
         probs = pseudo.probs
         if self.alignment == "batch":
             probs = align_batch(probs)

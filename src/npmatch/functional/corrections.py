@@ -10,7 +10,7 @@ _LEAST_MEAN = 1e-6
 
 
 def align_batch(probs_NK: Tensor) -> Tensor:
-    """Distribution alignment within one batch, towards equal classes -> (N, K).
+    """Distribution alignment within one batch, toward equal classes -> (N, K).
 
     What NP-Match's code does and its paper does not mention: divide by the batch's mean and renormalize. With many
     classes and few images it lowers confidence a lot (K = 1000, N = 256: from .97 to about .24).
@@ -23,7 +23,7 @@ def align_ema(
 ) -> tuple[Tensor, Tensor]:
     """Distribution alignment by a running mean (ReMixMatch) -> (N, K) and the next mean (K,).
 
-    Towards target_K, or equal classes. The mean takes in this batch before it is used; a mean of zeros means that
+    Toward target_K, or equal classes. The mean takes in this batch before it is used; a mean of zeros means that
     there is none yet, and the first batch makes it. A class without target mass gets probability 0.
     """
     batch_K = probs_NK.detach().mean(0)

@@ -69,13 +69,9 @@ class NeuralProcessHead(Head):
         leave_one_out: bool = False,
     ) -> None:
         super().__init__()
-        self.feature_dim, self.num_classes = feature_dim, num_classes
-        self.num_samples = num_samples
-        self.divergence = DIVERGENCES[divergence]
-        self.targets = targets
-        self.match_strength = match_strength
-        self.double_push = double_push
-        self.leave_one_out = leave_one_out
+        self.feature_dim, self.num_classes, self.num_samples = feature_dim, num_classes, num_samples
+        self.divergence, self.match_strength = DIVERGENCES[divergence], match_strength
+        self.targets, self.double_push, self.leave_one_out = targets, double_push, leave_one_out
         width = feature_dim if decoder_width == "code" else latent_dim  # the paper says M units, the code has d
         self.encode_latent = mlp(feature_dim + num_classes, latent_dim, latent_dim, final=True)
         self.encode_context = mlp(feature_dim + num_classes, latent_dim, latent_dim, final=True)
@@ -127,7 +123,7 @@ class NeuralProcessHead(Head):
         weight_l: Tensor,
         weight_u: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The divergence, skewed towards whichever side is surer of its predictions, and that skew (alpha_u)."""
+        """The divergence, skewed toward whichever side is surer of its predictions, and that skew (alpha_u)."""
         with torch.no_grad():
             u_l, u_u = entropy(mean_probs(logits_l)), entropy(mean_probs(logits_u))
             union = self.targets == "paper_union"

@@ -185,6 +185,10 @@ CASES: dict[str, tuple[Callable[[Path], None], str, tuple[str, ...]]] = {
         nothing, "fit pets --out Q --set net.pretrained=true",
         ("net.pretrained", "tiny", "timm"),
     ),
+    "left out of a union": (
+        nothing, "fit pets --out Q --set head.leave_one_out=true --set head.targets=paper_union",
+        ("head.leave_one_out", "paper_union"),
+    ),
     "dropout": (nothing, "fit pets --out Q --head dropout --set head.dropout=2", ("head.dropout", "in 0..1", "2")),
     # options
     "word for steps": (nothing, "fit pets --out Q --steps many", ("--steps", "'many'", "npmatch fit --help")),

@@ -238,6 +238,15 @@ def test_a_budget_is_for_everything_that_trains(home: Path, tmp_path: Path, fold
     assert [saved and saved.step for saved in found] == [steps] * folds
 
 
+def test_the_confidence_of_a_fold_is_told_as_the_runs_own() -> None:
+    """A run that is surer than its fold by any rising function: the images at the same ranks are accepted."""
+    rng = np.random.default_rng(0)
+    usual, own = rng.beta(8, 0.7, 2000), rng.beta(8, 0.7, 50)
+    there = outcome.translated(own**2, usual**2, usual)
+    assert np.abs(there - own).max() < 0.01 and np.array_equal(np.argsort(there), np.argsort(own))
+    assert np.array_equal(outcome.translated(own, usual[:0], usual[:0]), own)  # too few images to compare by
+
+
 def test_folds_hold_whole_groups_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A patient with an image in a fold has none in that fold's training, with a label or without."""
     pets(tmp_path / "pets", unlabeled=0, test=0, labeled=6)

@@ -49,6 +49,8 @@ def build_head(settings: Settings, backbone: Backbone, num_classes: int) -> Head
         inside = any(isinstance(m, nn.Dropout) for m in backbone.modules())
         dropout = 0.0 if inside else chosen.dropout
         return DropoutHead(feature_dim, num_classes, dropout=dropout, num_samples=chosen.num_samples)
+    if chosen.leave_one_out and chosen.targets == "paper_union":
+        raise UserError("head.leave_one_out: with head.targets=paper_union all share one z, which every label is in")
     return NeuralProcessHead(
         feature_dim,
         num_classes,

@@ -25,6 +25,7 @@ from npmatch.session import Clock, Session, trained
 from npmatch.types import Model
 
 LAST = 20  # evaluations whose median is reported
+FEW, REFERENCE = 50, 2000  # images by which the confidence of two models is compared: at least, about at most
 FOLLOWED = ("error_median20", "error_best_on_test")  # numbers of the evaluations while training
 
 
@@ -34,9 +35,10 @@ def work(session: Session, training: Training) -> None:
     model, plan = training.teacher, session.plan
     held_out: dict[str, Tensor] = {}
     if len(plan.split.val):
-        held_out = _held_out([_predict(session, model, plan.split.val)], plan.source.labels[plan.split.val])
+        predicted = _predict(session, model, plan.split.val)
+        held_out = _held_out(predicted.probabilities.max(1), predicted.label == plan.source.labels[plan.split.val])
     elif plan.settings.train.calibrate:
-        held_out = _predicted_in_folds(session)
+        held_out = _predicted_in_folds(session, model)
 
     part = next((part for part in ("test", "val") if len(getattr(plan.split, part))), None)
     if part is None:
@@ -66,11 +68,9 @@ def _predict(session: Session, model: Model, indices: np.ndarray) -> Predicted:
     return predicted
 
 
-def _held_out(parts: list[Predicted], labels: np.ndarray) -> dict[str, Tensor]:
+def _held_out(confidence: np.ndarray, correct: np.ndarray) -> dict[str, Tensor]:
     """Of images whose labels had no part in training: how sure the model was, and whether it was right."""
-    confidence = np.concatenate([part.probabilities.max(1) for part in parts])
-    correct = np.concatenate([part.label for part in parts]) == labels
-    return {"confidence": torch.from_numpy(confidence), "correct": torch.from_numpy(correct)}
+    return {"confidence": torch.from_numpy(confidence.astype(np.float32)), "correct": torch.from_numpy(correct)}
 
 
 def check_folds(plan: Plan) -> None:
@@ -98,7 +98,7 @@ def _folds(plan: Plan) -> np.ndarray:
     return fold_of[plan.split.labeled]
 
 
-def _predicted_in_folds(session: Session) -> dict[str, Tensor]:
+def _predicted_in_folds(session: Session, model: Model) -> dict[str, Tensor]:
     """Predictions of every labeled image by a model that was trained without its label.
 
     Such an image stays in the unlabeled set, as it is there in the run itself, but images of its group do not: new
@@ -106,7 +106,8 @@ def _predicted_in_folds(session: Session) -> dict[str, Tensor]:
     """
     plan, count = session.plan, session.plan.settings.train.calibrate
     fold = _folds(plan)
-    parts, order = [], []
+    usual = _usual_confidence(session, model)
+    confidence, correct = [], []
     nobody = plan.split.val[:0]
     for number in range(count):
         out, rest = plan.split.labeled[fold == number], plan.split.labeled[fold != number]
@@ -117,9 +118,28 @@ def _predicted_in_folds(session: Session) -> dict[str, Tensor]:
             folder.write_config(own.config())
             training = build_training(own.settings, own.source, own.split, own.device)
             trained(replace(session, folder=folder, plan=own, clock=Clock(), tensorboard=False), training)
-        parts.append(_predict(session, training.teacher, out))
-        order.append(out)
-    return _held_out(parts, plan.source.labels[np.concatenate(order)])
+        predicted = _predict(session, training.teacher, out)
+        own_usual = _usual_confidence(session, training.teacher)
+        confidence.append(translated(predicted.probabilities.max(1), own_usual, usual))
+        correct.append(predicted.label == plan.source.labels[out])
+    return _held_out(np.concatenate(confidence), np.concatenate(correct))
+
+
+def _usual_confidence(session: Session, model: Model) -> np.ndarray:
+    """How sure a model is of some of the images that no model had a label of."""
+    plan = session.plan
+    places = np.setdiff1d(plan.split.unlabeled, plan.split.labeled)
+    if len(places) < FEW:
+        return np.empty(0, np.float32)
+    return _predict(session, model, places[:: -(-len(places) // REFERENCE)]).probabilities.max(1)
+
+
+def translated(confidence: np.ndarray, usual: np.ndarray, usual_there: np.ndarray) -> np.ndarray:
+    """Confidence of one model as another would have it: what is at the same rank among the same images. A model with
+    more labels is surer, so that a limit learned from the raw numbers of its folds would let too much pass."""
+    if not len(usual):
+        return confidence
+    return np.interp(confidence, np.sort(usual), np.sort(usual_there))
 
 
 def _result(session: Session, numbers: Mapping[str, Any], part: str | None, health: list[str]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from npmatch.algorithms import ALGORITHMS
+from npmatch.algorithms.fixmatch import FixMatch
+from npmatch.algorithms.flexmatch import FlexMatch
 from npmatch.algorithms.npmatch import NPMatch
 from npmatch.config import Data, Linear, Net, NeuralProcess, Optimizer, Settings, Train, Views
 from npmatch.errors import UserError
@@ -63,8 +65,10 @@ def paper(about: About, algorithm: str) -> Settings:
 def _imagenet(settings: Settings) -> Settings:
     """NP-Match's ImageNet settings, which its table compares with rows trained otherwise (docs/paper_and_code.md)."""
     algorithm = settings.algorithm
+    if isinstance(algorithm, FixMatch | FlexMatch | NPMatch):
+        algorithm = replace(algorithm, min_confidence=0.7)
     if isinstance(algorithm, NPMatch):
-        algorithm = replace(algorithm, min_confidence=0.7, max_uncertainty=1.2)
+        algorithm = replace(algorithm, max_uncertainty=1.2)
     return replace(
         settings,
         algorithm=algorithm,

@@ -70,7 +70,8 @@ class NeuralProcessHead(Head):
     ) -> None:
         super().__init__()
         self.feature_dim, self.num_classes, self.num_samples = feature_dim, num_classes, num_samples
-        self.divergence, self.match_strength = DIVERGENCES[divergence], match_strength
+        self.divergence = DIVERGENCES[divergence]
+        self.match_strength = match_strength and divergence != "kl"  # whose strength is what the others are matched to
         self.targets, self.double_push, self.leave_one_out = targets, double_push, leave_one_out
         width = feature_dim if decoder_width == "code" else latent_dim  # the paper says M units, the code has d
         self.encode_latent = mlp(feature_dim + num_classes, latent_dim, latent_dim, final=True)

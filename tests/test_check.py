@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from itertools import combinations
@@ -193,6 +194,35 @@ def test_classes_without_labels_are_named() -> None:
     arrays = {"x_train": images[:5], "y_train": [0, 0, 1, 1, -1], "x_test": images[5:], "y_test": [0, 1, 2]}
     checked = look({**arrays, "classes": ["ant", "bee", "cow"]})
     assert len(checked.warnings) == 1 and "nothing can be learnt of cow" in checked.warnings[0]
+
+
+def test_classes_that_differ_only_in_how_a_number_is_written(tmp_path: Path) -> None:
+    for i, name in enumerate(("1", "1.0", "7", "007", "10", "v1", "1e1", "nan")):
+        for k in range(2):
+            painted(tmp_path / f"labeled/{name}/{k}.png", 2 * i + k)
+    (told,) = (line for line in look(tmp_path).warnings if "written" in line)
+    assert "1 and 1.0" in told and "007 and 7" in told and told.count(" and ") == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="such names are not allowed there")
+def test_names_cannot_color_or_break_the_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["\x1b[31mred", "two\nlines", "x" * 200]
+    for i, name in enumerate(names):
+        painted(folder / "labeled" / name / "0.png", 400 + i)
+    (folder / "unlabeled/\x1b[2Jempty.png").touch()
+    (folder / "raw\x1b").mkdir()
+    assert command(["check", str(folder)], monkeypatch) == 2
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "\n?[31mred " in said.out and "\ntwo?lines " in said.out
+    assert "…" in said.out and "x" * 41 not in said.out and "1 folder that is no part: raw?/" in said.out
+    assert "unreadable   unlabeled/?[2Jempty.png: the file is empty" in said.out
+    assert command(["check", str(folder), "--json", "--skip-unreadable"], monkeypatch) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(names) <= set(found["classes"]) and found["ignored_folders"] == ["raw\x1b/"]
+    assert [bad["path"] for bad in found["unreadable"]] == ["unlabeled/\x1b[2Jempty.png"]
 
 
 def test_groups_on_two_sides_are_refused(folder: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from npmatch.config import Settings, override
 from npmatch.data.check import Findings, examine
+from npmatch.data.labels import shown
 from npmatch.data.source import Source
 from npmatch.errors import UserError
 from npmatch.functional.metrics import accept_threshold
@@ -24,6 +27,8 @@ CUT = 0.25  # of the median image is lost to the centered square: worth a word
 CLAIM = 0.95  # the accuracy of accepted predictions that advice speaks of
 MOST_CLASSES = 24  # rows of the table
 NAMED = 3  # examples in a sentence
+LINE = 400  # characters of what an error says
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
 @dataclass(frozen=True)
@@ -68,42 +73,49 @@ def _algorithm(changes: Mapping[str, Any]) -> str:
 
 def _refusals(source: Source, settings: Settings, found: Findings, *, skip_unreadable: bool) -> Iterator[str]:
     bad = [name for name, _ in found.unreadable + found.undecodable]
+    undecodable = [name for name, _ in found.undecodable]
     if bad and not skip_unreadable:
         yield (
-            f"{count(len(bad), 'file')} cannot be read ({_some(bad)}): repair or remove them, or go on without them "
-            "with --skip-unreadable"
+            f"{count(len(bad), 'file')} cannot be read ({_some(bad, _file)}): repair or remove them, or go on without "
+            "them with --skip-unreadable"
         )
-    elif found.undecodable and not _in_memory(settings, found):
+    elif undecodable and not _in_memory(settings, found):
         yield (
-            f"{count(len(found.undecodable), 'file')} cannot be decoded ({_some([n for n, _ in found.undecodable])}): "
-            "repair or remove them, because data too large for memory is decoded while training"
+            f"{count(len(undecodable), 'file')} cannot be decoded ({_some(undecodable, _file)}): repair or remove "
+            "them, because data too large for memory is decoded while training"
         )
     chosen = settings.data
     if not source.benchmark or chosen.labels is not None or chosen.labels_per_class is not None:
         try:
             split_of(source, settings)
         except UserError as error:
-            yield str(error)
+            yield "\n".join(shown(line, LINE) for line in str(error).splitlines())
 
 
 def _warnings(source: Source, found: Findings) -> Iterator[str]:
     yield from _leaks(found)
     if found.conflicts.images:
-        pairs = [f"{a} is {of_a}, {b} is {of_b}" for a, of_a, b, of_b in found.conflicts.examples]
+        pairs = [
+            f"{_file(a)} is {_class(of_a)}, {_file(b)} is {_class(of_b)}"
+            for a, of_a, b, of_b in found.conflicts.examples
+        ]
         yield f"{count(found.conflicts.images, 'image')} carry another label on the same pixels: {_some(pairs)}"
     if found.plain:
-        yield f"{count(len(found.plain), 'image')} are of one color all over, probably broken: {_some(found.plain)}"
+        named = _some(found.plain, _file)
+        yield f"{count(len(found.plain), 'image')} are of one color all over, probably broken: {named}"
+    if alike := _written_otherwise(found.classes):
+        yield f"classes that differ only in how a number is written: {_some(alike)}; if they are one, write it alike"
     labels = {name: counts[found.known] for name, counts in found.class_counts.items()}
     tested = [name for name, counts in found.class_counts.items() if counts["val"] + counts["test"]]
     if unknown := [name for name in tested if not labels[name]]:
-        yield f"nothing can be learnt of {_some(unknown)}: in val or test, but no labeled image for training"
+        yield f"nothing can be learnt of {_some(unknown, _class)}: in val or test, but no labeled image for training"
     if few := [name for name, number in labels.items() if 0 < number < FEW]:
-        yield f"fewer than {FEW} labeled images of {_some(few)}: how such a class varies cannot be seen"
+        yield f"fewer than {FEW} labeled images of {_some(few, _class)}: how such a class varies cannot be seen"
     if (ratio := unevenness(found)) is not None and ratio >= UNEVEN and not found.benchmark:
+        most, least = (_class(choose(labels, key=labels.__getitem__)) for choose in (max, min))
         yield (
-            f"the labels are uneven: {ratio:.1f} times as many of {max(labels, key=labels.__getitem__)} as of "
-            f"{min(labels, key=labels.__getitem__)}. The error counts images, so a rare class hardly shows in it: look "
-            "at the classes one by one in report.html"
+            f"the labels are uneven: {ratio:.1f} times as many of {most} as of {least}. The error counts images, so a "
+            "rare class hardly shows in it: look at the classes one by one in report.html"
         )
     if not found.counts["unlabeled"] and not found.benchmark:
         yield "there are no unlabeled images: pseudo-labels have only the labeled images themselves to be made on"
@@ -123,11 +135,20 @@ def _leaks(found: Findings) -> Iterator[str]:
             "unlabeled": "the model trains on them, though not on their labels",
             "val": "what is tuned on val is tested on it, too",
         }.get(first, "the model is tested on what it was trained on")
-        total, named = found.counts[second], _some([f"{b} = {a}" for a, b in copies.examples])
+        total, named = found.counts[second], _some([f"{_file(b)} = {_file(a)}" for a, b in copies.examples])
         yield (
             f"{second}: {shared:,} of {count(total, 'image')} ({shared / total:.1%}) stand in {first} too, pixel for "
             f"pixel: {what} ({named})"
         )
+
+
+def _written_otherwise(classes: Sequence[str]) -> list[str]:
+    """Classes that are the same number, such as 1, 1.0 and 01. Leading zeros may be meant, so it is no error."""
+    same: dict[Decimal, list[str]] = {}
+    for name in classes:
+        if NUMBER.fullmatch(name):
+            same.setdefault(Decimal(name), []).append(_class(name))
+    return [" and ".join(names) for names in same.values() if len(names) > 1]
 
 
 def unevenness(found: Findings) -> float | None:
@@ -180,7 +201,7 @@ def lines(checked: Checked) -> Iterator[str]:
     """The report for people, without warnings and advice."""
     found = checked.findings
     total = sum(found.counts.values())
-    yield f"{found.name}: {count(total, 'image')}, {count(len(found.classes), 'class', 'classes')}"
+    yield f"{_class(found.name)}: {count(total, 'image')}, {count(len(found.classes), 'class', 'classes')}"
     yield ""
     yield from _table(found)
     yield ""
@@ -206,9 +227,12 @@ def _facts(checked: Checked) -> Iterator[tuple[str, str]]:
     copies += [f"{c.images[1]:,} of {c.parts[1]} in {c.parts[0]}" for c in found.between if c.images[1]]
     yield "copies", ", ".join(copies) or "none, pixel for pixel"
     if found.ignored:
-        yield "ignored", f"{count(len(found.ignored), 'file')} of other types: {_some(found.ignored)}"
+        yield "ignored", f"{count(len(found.ignored), 'file')} of other types: {_some(found.ignored, _file)}"
+    if found.ignored_folders:
+        folders = count(len(found.ignored_folders), "folder that is no part", "folders that are no parts")
+        yield "ignored", f"{folders}: {_some(found.ignored_folders, _file)}"
     for name, reason in found.unreadable + found.undecodable:
-        yield "unreadable", f"{name}: {reason}"
+        yield "unreadable", f"{_file(name)}: {shown(reason, LINE)}"
 
 
 def _range(width: Sequence[int], height: Sequence[int]) -> str:
@@ -219,13 +243,14 @@ def _range(width: Sequence[int], height: Sequence[int]) -> str:
 def _table(found: Findings) -> Iterator[str]:
     """Images of each class in each part. Of many classes only the largest and the smallest are shown."""
     parts = [part for part, number in found.counts.items() if number]
-    rows = [
-        [name, *(f"{counts[p]:,}" if p in counts else "" for p in parts)] for name, counts in found.class_counts.items()
-    ]
-    if len(rows) > MOST_CLASSES:
-        order = sorted(rows, key=lambda row: -found.class_counts[row[0]][found.known])
+    classes = list(found.class_counts.items())
+    left_out = len(classes) - MOST_CLASSES
+    if left_out > 0:
+        classes.sort(key=lambda each: -each[1][found.known])
+    rows = [[_class(name), *(f"{counts[p]:,}" if p in counts else "" for p in parts)] for name, counts in classes]
+    if left_out > 0:
         half = MOST_CLASSES // 2
-        rows = [*order[:half], [f"... {len(rows) - 2 * half:,} more"] + [""] * len(parts), *order[-half:]]
+        rows = [*rows[:half], [f"... {left_out:,} more"] + [""] * len(parts), *rows[-half:]]
     rows = [["class", *parts], *rows, ["all", *(f"{found.counts[part]:,}" for part in parts)]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(parts) + 1)]
     for row in rows:
@@ -238,6 +263,14 @@ def _in_memory(settings: Settings, found: Findings) -> bool:
     return found.originals is None or found.memory <= settings.data.in_memory_mib * 2**20
 
 
-def _some(names: Sequence[str]) -> str:
+def _class(name: str) -> str:
+    return shown(name, 40)
+
+
+def _file(name: str) -> str:
+    return shown(name, 100)  # a path has to be found again
+
+
+def _some(names: Sequence[str], show: Callable[[str], str] = str) -> str:
     more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(show, names[:NAMED])) + (f" and {more:,} more" if more > 0 else "")

@@ -39,7 +39,8 @@ def main() -> None:
         click.echo(f"{verb}: {' '.join(error.format_message().split())} (see {verb} --help)", err=True)
         sys.exit(error.exit_code)
     except UserError as error:
-        click.echo(f"npmatch: {error}", err=True)
+        told = "".join(char if char.isprintable() or char == "\n" else "?" for char in str(error))  # names may hold any
+        click.echo(f"npmatch: {told}", err=True)
         sys.exit(2)
     except Diverged as error:
         click.echo(f"npmatch: training diverged: {error}", err=True)

@@ -16,6 +16,7 @@ import torch
 from npmatch import __version__
 from npmatch.algorithms import ALGORITHMS
 from npmatch.config import Data, Settings, flat, from_dict, override
+from npmatch.data.folder import NO_IMAGE, NO_PART
 from npmatch.data.source import Source
 from npmatch.data.sources import open_source
 from npmatch.data.splits import Split, draw_split
@@ -197,6 +198,9 @@ def open_data(data: Any, chosen: Data, opening: Opening, progress: Progress) -> 
         max_memory=chosen.in_memory_mib * 2**20,
         progress=lambda done, total: progress.work("reading images", done, total),
     )
-    if source.skipped:
-        progress.warn(f"{len(source.skipped)} unreadable files are left out, {source.skipped[0][0]} the first")
+    broken = [name for name, reason in source.skipped if reason not in (NO_IMAGE, NO_PART)]
+    if broken:
+        progress.warn(f"{len(broken)} unreadable files are left out, {broken[0]} the first")
+    if others := [name for name, reason in source.skipped if reason in (NO_IMAGE, NO_PART)]:
+        progress.say(f"{len(others)} files or folders that are no images are left out, {others[0]} the first")
     return source

@@ -99,7 +99,7 @@ def test_all_problems_of_a_manifest_come_together_with_their_lines(tmp_path: Pat
     for expected in (
         "line 4: a.png: named at line 2 and here with two labels, 'cat' and 'dog'",
         "line 5: ./b.png: named at line 3 and here again",
-        "line 6: 'zebra' is not a class of the training images",
+        "line 6: 'zebra' is not a class of the training images: label some of them so",
         "line 7: an image for val needs a label",
         "line 8: gone.png: no such file",
         "line 9: 2 fields where the first line has 3",
@@ -128,6 +128,32 @@ def test_tables_that_are_none(tmp_path: Path, content: bytes, expected: str) -> 
     paint(tmp_path / "a.png")
     (tmp_path / "list.csv").write_bytes(content)
     assert expected in "\n".join(problems(tmp_path / "list.csv"))
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", " NAN ", "", "-1", "-1.0"])
+def test_texts_that_mean_no_label(tmp_path: Path, text: str) -> None:
+    for name in "abc":
+        paint(tmp_path / f"{name}.png")
+    table = {"path": ["a.png", "b.png", "c.png"], "label": ["cat", "dog", text]}
+    (tmp_path / "list.csv").write_text(f"path,label\na.png,cat\nb.png,dog\nc.png,{text}\n")
+    (tmp_path / "labels.csv").write_text(f"path,label\na.png,cat\nb.png,dog\nc.png,{text}\n")
+    pandas.DataFrame(table).to_parquet(tmp_path / "list.parquet")
+    for source in (
+        open_source(tmp_path / "list.csv"),
+        open_source(tmp_path / "list.parquet"),
+        open_source(tmp_path, labels_file=tmp_path / "labels.csv"),
+        open_source(pandas.DataFrame(table), data_dir=tmp_path),
+    ):
+        assert source.classes == ("cat", "dog") and source.labels.tolist() == [0, 1, -1]
+
+
+@pytest.mark.parametrize("text", ["NA", "n/a", "None", "NULL"])
+def test_texts_that_may_mean_no_label_are_refused_once(tmp_path: Path, text: str) -> None:
+    for name in "abcd":
+        paint(tmp_path / f"{name}.png")
+    (tmp_path / "list.csv").write_text(f"path,label\na.png,cat\nb.png,dog\nc.png,{text}\nd.png,{text}\n")
+    (line,) = problems(tmp_path / "list.csv")[1:]
+    assert f"line 4: {text!r} may be no label or a class" in line and "rename" in line
 
 
 @given(
@@ -168,6 +194,8 @@ def test_parquet_and_data_frames_read_alike(tmp_path: Path, monkeypatch: pytest.
         assert source.groups is not None and source.groups.tolist() == ["x", "y", "", "x"]
     mixed = pandas.DataFrame({"path": table["path"], "label": [1, "1", "cat", np.nan]})
     assert "row 1: this label is text, the one at row 0 a number" in problems(mixed)[1]
+    below = pandas.DataFrame({"path": table["path"], "label": [1, -2, 2, -1]})
+    assert "row 1: -2 is not a class: only -1 means no label" in problems(below)[1]
     missing = pandas.DataFrame({"path": ["a.png", None, "b.png"], "label": list("xyx")})
     assert "row 1: : no path" in problems(missing)[1]
     assert "no column 'ward'" in problems(frame, group_column="ward")[0]

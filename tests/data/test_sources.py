@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 from PIL import Image
 
 from npmatch.data.builtin import BENCHMARKS, CIFAR100
+from npmatch.data.folder import NO_PART, Walk
+from npmatch.data.manifest import Root
 from npmatch.data.source import Files, Names, Source
 from npmatch.data.sources import open_source
 from npmatch.errors import UserError
@@ -131,7 +134,7 @@ def test_unreadable_files_are_all_named_or_skipped(folder: Path) -> None:
 def test_links_neither_loop_nor_leave(folder: Path, tmp_path: Path) -> None:
     (folder / "unlabeled/loop").symlink_to(folder / "unlabeled")
     (folder / "unlabeled/self").symlink_to(folder / "unlabeled/self")
-    (folder / "unlabeled/up").symlink_to(folder)
+    (folder / "labeled/cat/all").symlink_to(folder / "labeled")
     assert len(open_source(folder)) == 7
     secret = paint(tmp_path / "secret/x.png")
     (folder / "unlabeled/out.png").symlink_to(secret)
@@ -141,12 +144,70 @@ def test_links_neither_loop_nor_leave(folder: Path, tmp_path: Path) -> None:
     assert len(open_source(folder, allow_outside=True)) == 9
 
 
+@LINKS
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ({"unlabeled/up": ".."}, ["unlabeled/up: leads out of unlabeled/ into the other parts: remove the link"]),
+        ({"unlabeled/x": "../test", "val/dog": "cat"}, ["unlabeled/x: leads to test/", "val/dog: leads to val/cat/"]),
+        ({"unlabeled/x": "../test/dog/.."}, ["unlabeled/x: leads to test/"]),
+        ({"unlabeled/x": "../test/dog"}, ["unlabeled/x: leads to test/dog/"]),
+        ({"unlabeled/x": "../labeled", "unlabeled/y": "more"}, ["x: leads to labeled/", "y: leads to unlabeled/more/"]),
+        ({"labeled/a": "cat", "labeled/z": "cat"}, ["labeled/a: leads to labeled/cat/", "z: leads to labeled/cat/"]),
+        ({"labeled/fox": "../test/dog"}, ["labeled/fox: leads to test/dog/"]),
+        ({"unlabeled": "test"}, ["unlabeled: leads to test/"]),
+        ({"test": "val", "unlabeled": "."}, ["test: leads to val/", "unlabeled: leads out of"]),
+        ({"labeled/a": "../../pool", "unlabeled/b": "../../pool"}, ["unlabeled/b: leads to labeled/a/"]),
+        ({"unlabeled/b": "../.."}, ["unlabeled/b/pets: leads out of unlabeled/"]),
+    ],
+)
+def test_a_folder_that_two_parts_or_classes_share_is_refused(
+    folder: Path, links: dict[str, str], expected: list[str]
+) -> None:
+    """Else test images train, and the test part is empty, and nobody knows."""
+    paint(folder.parent / "pool/x.png")
+    for name, target in links.items():
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
+        (folder / name).symlink_to(target)
+    found = problems(folder, allow_outside=True)[1:]
+    assert len(found) == len(expected) and not any("holds no images" in line for line in found)
+    assert all(any(each in line for line in found) for each in expected), found
+
+
+@LINKS
+def test_a_folder_to_predict_may_be_linked_twice(folder: Path) -> None:
+    (folder / "unlabeled/up").symlink_to(folder)
+    (folder / "unlabeled/again").symlink_to(folder / "test")
+    walk = Walk(Root(folder, allow_outside=True))
+    assert len(list(walk.images(""))) == 7 and walk.problems == []
+
+
+def test_folders_that_are_no_parts(folder: Path) -> None:
+    for name in ("raw/a.png", "text/a.png", "labels/a.png", "images.csv"):
+        paint(folder / name) if name.endswith("png") else (folder / name).write_text("")
+    source = open_source(folder)
+    assert len(source) == 7 and source.skipped[:3] == tuple((f"{name}/", NO_PART) for name in ("labels", "raw", "text"))
+    meant = {"unlabelled": "unlabeled", "validation": "val", "Test": "test", "dev": "val", "training": "labeled"}
+    if (folder / "TEST").exists():  # the file system takes both for one
+        del meant["Test"]
+    for name in meant:
+        (folder / name).mkdir()
+    lines = problems(folder)
+    assert [line.strip().split("?")[0] for line in lines[1:]] == [
+        f"{name}/: is no part, did you mean {meant[name]}/" for name in sorted(meant)
+    ]
+
+
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
         (lambda root: (root / "labeled/empty").mkdir(), "labeled/empty: holds no images"),
         (lambda root: paint(root / "labeled/loose.png"), "labeled/loose.png: lies in no class folder"),
-        (lambda root: paint(root / "test/zebra/x.png"), "'zebra' is not a class"),
+        (
+            lambda root: paint(root / "test/zebra/x.png"),
+            "'zebra' is not a class of the training images: label some of them so (in folders: labeled/zebra/)",
+        ),
         (lambda root: (root / "labeled").rename(root / "labelled"), "no folder labeled/ (found: labelled"),
         (lambda root: (root / "labeled/cat").rename(root / "cat"), "only the class 'dog' has labeled"),
     ],
@@ -154,6 +215,22 @@ def test_links_neither_loop_nor_leave(folder: Path, tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_folder(folder: Path, spoil: Callable[[Path], object], expected: str) -> None:
     spoil(folder)
     assert any(expected in line for line in problems(folder))
+
+
+def test_a_class_folder_may_have_any_name(tmp_path: Path) -> None:
+    for name in ("nan", "None", "-2"):
+        paint(tmp_path / "labeled" / name / "x.png")
+    assert open_source(tmp_path).classes == ("-2", "None", "nan")
+
+
+@pytest.mark.parametrize("max_memory", [0, 2**30])
+def test_channels_that_no_file_can_have_are_the_fault_of_the_setting(folder: Path, max_memory: int) -> None:
+    (line,) = problems(folder, channels=2, max_memory=max_memory)
+    assert line.startswith("data.channels=2: ") and "1 or 3" in line and "--skip-unreadable" not in line
+    np.save(folder / "unlabeled/many.npy", np.zeros((40, 40, 5), np.uint8))
+    assert "unlabeled/many.npy: has 5 channels, not 3" in problems(folder, channels=3)[1]
+    (line,) = problems((np.zeros((4, 8, 8, 5), np.uint8), [0, 1, 0, 1]), channels=3)
+    assert line.startswith("data.channels=3: ") and "5" in line
 
 
 def test_unicode_and_long_names(tmp_path: Path) -> None:
@@ -197,6 +274,11 @@ def test_arrays_and_npz(tmp_path: Path) -> None:
     half = Image.fromarray(pixels[1]).convert("L").resize((5, 5), Image.Resampling.BILINEAR)
     assert np.array_equal(source.take([0])[0, 0].numpy(), np.asarray(half))
     assert open_source((np.zeros((2, 100, 300), np.uint8), [0, 1])).images.shape == (2, 1, 110, 110)
+    named = {"x": pixels[:3], "y": [1.0, np.nan, 0.0], "classes": ["none", "nan"]}
+    assert open_source(named).classes == ("none", "nan") and open_source(named).labels.tolist() == [1, -1, 0]
+
+
+PAIR = np.zeros((2, 4, 4), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +294,12 @@ def test_arrays_and_npz(tmp_path: Path) -> None:
         ((np.zeros((2, 4, 4), np.uint8), [-1, -1]), "no class has"),
         ((np.zeros((2, 4, 4), np.uint8), np.array([1, "1"], object)), "text, the one at image 0 a number"),
         ((np.zeros((2, 4, 4), np.uint8), [0, 1], 3), "a pair"),
-        ({"x": np.zeros((2, 4, 4), np.uint8), "y": [0, 2], "classes": ["a", "b"]}, "image 1: '2' is not a class"),
+        ((np.zeros((2, 4, 4), np.uint8), [0, -2]), "image 1: -2 is not a class: only -1 means no label"),
+        ({"x": PAIR, "y": [0, 9], "classes": ["a", "b"]}, "classes has 2 names and the labels go up to 9"),
+        ({"x": PAIR, "y": ["a", "c"], "classes": ["a", "b"]}, "image 1: 'c' is not a class"),
+        ({"x_train": PAIR, "y_train": [0, 1], "x_tset": PAIR}, "x_tset (did you mean x_test?)"),
+        ({"x_train": PAIR, "y_train": [0, 1], "y_test": PAIR}, "y_test has no x_test beside it"),
+        ({"x": PAIR, "y": [0, 1], "class": ["a"], "z": 1}, "class (did you mean classes?), z: the names read with x"),
         ({"x_train": np.zeros((2, 4, 4), np.uint8)}, "no y_train"),
         ({"z": 1}, "holds z"),
         (np.zeros((2, 4, 4), np.uint8), "give (images, labels)"),
@@ -286,4 +373,6 @@ def test_imagenet_is_a_folder(tmp_path: Path) -> None:
         paint(tmp_path / name)
     source: Source = open_source("imagenet", data_dir=tmp_path)
     assert source.parts.tolist() == ["train", "train", "test"] and source.classes == ("n01", "n02")
+    (tmp_path / "test").mkdir()  # as ImageNet comes
+    assert len(open_source("imagenet", data_dir=tmp_path)) == 3
     assert source.benchmark and source.images.shape == (3, 3, 256, 256) and source.mean == (0.485, 0.456, 0.406)

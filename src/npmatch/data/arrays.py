@@ -1,13 +1,14 @@
 """Images that are already arrays -> `Source`: .npz files, NumPy arrays (channels last), torch tensors (channels first).
 
 Names: x or images with y or labels; or x_train, y_train and any of x_unlabeled, x_val, y_val, x_test, y_test. Labels
-are numbers or text, -1 or "" for none; `classes` may give the names of the numbers.
+are numbers or text, -1 or "" for none; `classes` may give the names of the numbers. Any other name is refused.
 """
 
 from __future__ import annotations
 
+import difflib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from npmatch.data.decode import default_image_size, eight_bits, fit, planes_of, stored_size
 from npmatch.data.labels import number, read_labels
-from npmatch.data.listing import Storing
+from npmatch.data.listing import Storing, check_channels
 from npmatch.data.source import Names, Source
 from npmatch.errors import UserError, refuse
 
@@ -59,9 +60,9 @@ def from_arrays(name: str, arrays: Mapping[str, object], storing: Storing) -> So
 
     places = [f"image {index}" for index in range(len(parts))]
     classes = _class_names(arrays)
-    if classes is not None:
-        values = [classes[v] if isinstance(v, int) and 0 <= v < len(classes) else v for v in values]
     texts, problems = read_labels(values, places)
+    if classes is not None:
+        texts = _named(name, values, texts, classes)
     labels, classes, more = number(texts, parts, places, classes)
     refuse(f"{name}: the labels do not fit together", problems + more)
     pixels, image_size = _fitted(torch.cat(images), storing, name)
@@ -78,17 +79,29 @@ def from_arrays(name: str, arrays: Mapping[str, object], storing: Storing) -> So
 
 def _sets(name: str, arrays: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """The sets that are there, of the first layout that fits. Labels may be missing only where that is their mark."""
-    for layout in LAYOUTS:
-        if layout[0][1] in arrays:
-            sets = [each for each in layout if each[1] in arrays]
-            for _, images_name, labels_name in sets:
-                if labels_name and labels_name not in arrays:
-                    raise UserError(
-                        f"{name}: {images_name} has no {labels_name} beside it (-1 marks images without label)"
-                    )
-            return sets
-    found = ", ".join(arrays) or "nothing"
-    raise UserError(f"{name}: holds {found}: it needs x and y, or x_train and y_train (and x_test, y_test)")
+    layout = next((layout for layout in LAYOUTS if layout[0][1] in arrays), None)
+    if layout is None:
+        found = ", ".join(arrays) or "nothing"
+        raise UserError(f"{name}: holds {found}: it needs x and y, or x_train and y_train (and x_test, y_test)")
+    _refuse_others(name, arrays, [*(each for _, *names in layout for each in names if each), "classes"])
+    for _, images_name, labels_name in layout:
+        if labels_name and labels_name not in arrays and images_name in arrays:
+            raise UserError(f"{name}: {images_name} has no {labels_name} beside it (-1 marks images without label)")
+        if labels_name in arrays and images_name not in arrays:
+            raise UserError(f"{name}: {labels_name} has no {images_name} beside it: add the images or leave it out")
+    return [each for each in layout if each[1] in arrays]
+
+
+def _refuse_others(name: str, arrays: Mapping[str, object], known: Sequence[str]) -> None:
+    """A name that is misspelt would be missing without a word."""
+    free = [each for each in known if each not in arrays]
+    others: list[str] = []
+    for other in map(str, arrays):
+        if other not in known:
+            near = difflib.get_close_matches(other, free, n=1)
+            others.append(f"{other} (did you mean {near[0]}?)" if near else other)
+    if others:
+        raise UserError(f"{name}: holds {', '.join(others)}: the names read with {known[0]} are {', '.join(known[1:])}")
 
 
 def _images(array: object, what: str) -> Tensor:
@@ -123,9 +136,23 @@ def _class_names(arrays: Mapping[str, object]) -> list[str] | None:
     return [str(name) for name in np.asarray(arrays["classes"]).tolist()] if "classes" in arrays else None
 
 
+def _named(
+    name: str, values: Sequence[object], texts: Sequence[str | None], classes: Sequence[str]
+) -> list[str | None]:
+    """The labels with class names for numbers; text is a name already."""
+    numbers = [int(v) if isinstance(v, (int, float)) and v >= 0 and v % 1 == 0 else -1 for v in values]
+    if (largest := max(numbers, default=-1)) >= len(classes):
+        raise UserError(
+            f"{name}: classes has {len(classes)} names and the labels go up to {largest}: give a name for each number "
+            "from 0 on"
+        )
+    return [text if number < 0 else classes[number] for number, text in zip(numbers, texts)]
+
+
 def _fitted(pixels: Tensor, storing: Storing, name: str) -> tuple[Tensor, int]:
     """Images at the stored size, and the size training sees. Squares are left as they are unless another is asked."""
     _, have, height, width = pixels.shape
+    check_channels(storing.channels, [have], name)
     channels = storing.channels or have
     if height == width and storing.image_size in (None, height):
         image_size = size = height

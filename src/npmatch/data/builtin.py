@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,25 @@ class Benchmark:
     first_labels: tuple[int, ...] = ()  # of the published order, to tell another one
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How a data set is to be opened."""
+
+    data_dir: Path
+    storing: Storing
+    download: bool
+    allow_outside: bool
+
+
 def open_builtin(name: str, data_dir: Path, storing: Storing, *, download: bool, allow_outside: bool) -> Source:
     """A data set by its name."""
-    if name == "digits":
-        return _digits(storing)
-    if name == "imagenet":
-        return _imagenet(data_dir, storing, allow_outside=allow_outside)
+    return BUILTIN[name](Asked(data_dir, storing, download, allow_outside))
+
+
+def _benchmark(name: str, asked: Asked) -> Source:
     known = BENCHMARKS[name]
-    arrays = _arrays(name, known, data_dir, download)
-    source = from_arrays(name, {"classes": known.classes.split(), **arrays}, storing)
+    arrays = _arrays(name, known, asked.data_dir, asked.download)
+    source = from_arrays(name, {"classes": known.classes.split(), **arrays}, asked.storing)
     first = tuple(source.labels[: len(known.first_labels)].tolist())
     return replace(
         source,
@@ -85,29 +96,30 @@ def _arrays(name: str, known: Benchmark, data_dir: Path, download: bool) -> Arra
         raise UserError(f"{name}: cannot be {doing} {data_dir}: {str(error).splitlines()[0]}") from error
 
 
-def _digits(storing: Storing) -> Source:
+def _digits(asked: Asked) -> Source:
     """scikit-learn's 1,797 digits in its order; 360 of them, the same each time, are the test images."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     pixels, target = load_digits(return_X_y=True)
     images = np.rint(np.reshape(pixels, (-1, 8, 8)) * (255 / 16)).astype(np.uint8)  # from 0..16; 8 becomes 128
-    source = from_arrays("digits", {"x": images, "y": target, "classes": DIGITS.split()}, storing)
+    source = from_arrays("digits", {"x": images, "y": target, "classes": DIGITS.split()}, asked.storing)
     _, test = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=target)
     parts = np.full(len(images), "train", "<U5")
     parts[test] = "test"
     return replace(source, parts=parts, benchmark=True, flip=False)
 
 
-def _imagenet(data_dir: Path, storing: Storing, *, allow_outside: bool) -> Source:
+def _imagenet(asked: Asked) -> Source:
     """ImageNet as it is commonly unpacked: train/<wnid>/ and val/<wnid>/, the latter for testing."""
+    data_dir, storing = asked.data_dir, asked.storing
     folder = next((folder for folder in (data_dir / "imagenet", data_dir) if (folder / "train").is_dir()), None)
     if folder is None:
         raise UserError(
             f"imagenet: neither {data_dir / 'imagenet'} nor {data_dir} holds train/<wnid>/ and val/<wnid>/: it "
             "cannot be downloaded without an account; say with --data-dir where it is"
         )
-    listing = read_folder(folder, layout=IMAGENET_LAYOUT, allow_outside=allow_outside)
+    listing = read_folder(folder, layout=IMAGENET_LAYOUT, allow_outside=asked.allow_outside)
     source = load(replace(listing, name="imagenet"), replace(storing, image_size=storing.image_size or 224, channels=3))
     return replace(source, benchmark=True, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
@@ -184,4 +196,8 @@ BENCHMARKS = {
     "svhn": Benchmark(classes=DIGITS, folder="train_32x32.mat", read=_svhn, flip=False),
     "fashion_mnist": Benchmark(classes=FASHION, folder="FashionMNIST", read=_fashion_mnist),
 }
-BUILTIN = ("digits", *BENCHMARKS, "imagenet")
+BUILTIN: dict[str, Callable[[Asked], Source]] = {
+    "digits": _digits,
+    **{name: partial(_benchmark, name) for name in BENCHMARKS},
+    "imagenet": _imagenet,
+}

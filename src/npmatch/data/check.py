@@ -21,12 +21,12 @@ from PIL import Image
 from torch import Tensor
 
 from npmatch.data.decode import FORMATS, Unreadable
+from npmatch.data.folder import NO_IMAGE, NO_PART
 from npmatch.data.source import Files, Progress, Source, attempt_each
 
 EXAMPLES = 20  # named of each kind
 CHUNK = 512  # images in memory that are looked at together
 EXIF_ORIENTATION = 0x0112
-NO_IMAGE = "not a type of image that is read"  # why a folder leaves a file out that training does without, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ class Findings:
     unreadable: tuple[tuple[str, str], ...]  # (id, reason), known from the header
     undecodable: tuple[tuple[str, str], ...]  # (id, reason), known from the pixels
     ignored: tuple[str, ...]  # files that are no images
+    ignored_folders: tuple[str, ...]  # folders that are no parts
     within: dict[str, int]  # by part, images that could be left out because an earlier one is the same
     within_examples: dict[str, tuple[tuple[str, str], ...]]
     between: tuple[Copies, ...]  # all pairs of parts
@@ -111,6 +112,7 @@ class Findings:
             "memory_mib": round(self.memory / 2**20, 1),
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable + self.undecodable],
             "ignored": list(self.ignored),
+            "ignored_folders": list(self.ignored_folders),
             "duplicates": {
                 "within": self.within,
                 "between": {"+".join(copies.parts): copies.images[1] for copies in self.between},
@@ -169,9 +171,10 @@ def examine(source: Source, *, progress: Progress | None = None) -> Findings:
         channels=channels,
         memory=int(np.prod(source.images.shape, dtype=np.int64)),
         originals=_summary(originals) if originals else None,
-        unreadable=tuple((name, reason) for name, reason in source.skipped if reason != NO_IMAGE),
+        unreadable=tuple((name, reason) for name, reason in source.skipped if reason not in (NO_IMAGE, NO_PART)),
         undecodable=tuple((name, look.reason) for name, look in zip(source.ids, looks) if isinstance(look, Unreadable)),
         ignored=tuple(name for name, reason in source.skipped if reason == NO_IMAGE),
+        ignored_folders=tuple(name for name, reason in source.skipped if reason == NO_PART),
         within={part: len(pairs) for part, pairs in repeats.items()},
         within_examples={part: _named(pairs, source.ids) for part, pairs in repeats.items() if pairs},
         between=tuple(_copies(group_N, places, pair, source.ids) for pair in combinations(parts, 2)),

@@ -1,4 +1,4 @@
-"""What people write as labels, to class names and numbers."""
+"""What people write as labels, to class names and numbers; and names, to what can be shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 PARTS = ("train", "val", "test")
-NO_LABEL = frozenset(("", "-1", "-1.0"))  # as text; -1 is scikit-learn's mark, -1.0 what pandas makes of it
+NO_LABEL = frozenset(("", "nan", "-1", "-1.0"))  # as text; -1 is scikit-learn's mark, -1.0 what pandas makes of it
+UNCLEAR = frozenset(("na", "n/a", "none", "null"))  # pandas reads them as no label, and they can be the name of a class
 
 
 def as_text(value: object) -> str:
@@ -30,21 +31,28 @@ def as_text(value: object) -> str:
 def read_labels(values: Iterable[object], places: Sequence[str]) -> tuple[list[str | None], list[str]]:
     """Each label's class name, None where there is no label, and the problems found.
 
-    None, NaN, -1 and empty text mean no label. Numbers and text in one column are a problem: 1 and "1" would be two
-    classes or one, by accident. `places` says where each value stands, for messages.
+    None, NaN, -1 and empty text mean no label; so does the text "nan", but not the name of a folder. Numbers and text
+    in one column are a problem: 1 and "1" would be two classes or one, by accident. `places` says where each value
+    stands, for messages.
     """
     names: list[str | None] = []
     problems: list[str] = []
     first: dict[str, str] = {}  # where numbers and text were first met
+    unclear = ""
     for value, place in zip(values, places):
         name = as_text(value)
-        if name in NO_LABEL:
+        if name.lower() in NO_LABEL:
             names.append(None)
             continue
         names.append(name)
         first.setdefault("text" if isinstance(value, (str, bytes)) else "a number", place)
+        if name.lower() in UNCLEAR and not unclear:
+            unclear = f"{place}: {name!r} may be no label or a class: leave it empty for no label, or rename the class"
         if isinstance(value, (float, np.floating)) and not float(value).is_integer():
             problems.append(f"{place}: {value} is not a class")
+        elif isinstance(value, (int, float, np.number)) and value < -1:
+            problems.append(f"{place}: {value} is not a class: only -1 means no label")
+    problems += [unclear] if unclear else []
     if len(first) == 2:
         (kind, place), (other, later) = first.items()
         problems.append(f"{later}: this label is {other}, the one at {place} {kind}: write all as one kind")
@@ -72,10 +80,19 @@ def number(
         if name is None and part != "train":
             problems.append(f"{places[index]}: an image for {part} needs a label")
         elif name is not None and name not in numbers:
-            problems.append(f"{places[index]}: {name!r} is not a class of the training images")
+            problems.append(
+                f"{places[index]}: {name!r} is not a class of the training images: label some of them so (in folders: "
+                f"labeled/{shown(name, 40)}/), or take it out"
+            )
         elif name is not None:
             labels[index] = numbers[name]
     return labels, tuple(classes), problems
+
+
+def shown(name: str, most: int) -> str:
+    """A name for people: no control characters, and of a long one both ends."""
+    text = "".join(char if char.isprintable() else "?" for char in name)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
 
 
 def _is_whole(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -63,6 +63,7 @@ def load(listing: Listing, storing: Storing) -> Source:
         _without_unreadable(listing, results, storing)
         raise UserError(f"{listing.name}: holds no image that can be read")
     readable = [index for index, result in enumerate(results) if isinstance(result, Header)]
+    check_channels(storing.channels, (header.channels for header in headers), listing.name)
     image_size = storing.image_size or default_image_size([header.short_side for header in headers])
     channels = storing.channels or _common_channels(headers, listing.name)
     names = Names(listing.paths[index] for index in readable)
@@ -124,6 +125,16 @@ def _without_unreadable(listing: Listing, results: Sequence[object], storing: St
         places=kept(listing.places),
         skipped=(*listing.skipped, *((listing.paths[index], reason) for index, reason in failed.items())),
     )
+
+
+def check_channels(wanted: int | None, have: Iterable[int], name: str) -> None:
+    """Refuse a setting that fits none of the images: gray and color are made from each other, all else is kept."""
+    kinds = sorted(set(have))
+    if wanted is not None and not any(kind == wanted or {kind, wanted} <= {1, 3} for kind in kinds):
+        raise UserError(
+            f"data.channels={wanted}: the images of {name} have {' or '.join(map(str, kinds))} channels; it can "
+            "be 1 or 3 for image files, and for arrays (.npy) the number they have"
+        )
 
 
 def _common_channels(headers: Sequence[Header], name: str) -> int:

@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path, PureWindowsPath
 from typing import Any, Protocol, runtime_checkable
 
-from npmatch.data.labels import PARTS, as_text, number, read_labels
+from npmatch.data.labels import PARTS, as_text, number, read_labels, shown
 from npmatch.data.listing import Listing
 from npmatch.errors import UserError, refuse
 
@@ -206,16 +206,10 @@ def _read_paths(
         try:
             real = root.resolve(written)
         except ValueError as error:
-            problems.append(f"{places[row]}: {_shown(value)}: {error}")
+            problems.append(f"{places[row]}: {shown(as_text(value), 200)}: {error}")
             continue
         first = seen.setdefault(real, row)
         if first != row:
             how = "again" if labels[first] == labels[row] else f"with two labels, {labels[first]!r} and {labels[row]!r}"
-            problems.append(f"{places[row]}: {_shown(value)}: named at {places[first]} and here {how}")
+            problems.append(f"{places[row]}: {shown(as_text(value), 200)}: named at {places[first]} and here {how}")
     return paths
-
-
-def _shown(value: object) -> str:
-    """A path for a message, without control characters and not endless."""
-    text = "".join(char if char.isprintable() else "?" for char in as_text(value))
-    return text if len(text) <= 200 else f"{text[:200]}…"

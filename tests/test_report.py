@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 from scipy.stats import binomtest
 
 from npmatch.errors import UserError
+from npmatch.evaluate import Predicted, measured
 from npmatch.functional import metrics
 from npmatch.report.examples import choose_examples
 from npmatch.report.page import write_report
@@ -111,9 +112,8 @@ def write_run(
     rows = choose_examples(probabilities, uncertainty, labels)
     save_file({"images": images[rows], "row": rows.astype(np.int64)}, folder / "evaluation" / "examples.safetensors")
 
-    told: dict[str, Any] = dict(metrics.summary(probabilities, labels))
-    told |= {f"{key}_ci95": ends for key, ends in metrics.bootstrap(probabilities, labels, num_resamples=200).items()}
-    told |= {"reasons": {"top5": "five classes or fewer"}, "evaluated_on": {"part": "test", "images": num_images}}
+    told = measured(Predicted(probabilities, uncertainty, 0 * uncertainty, probabilities.argmax(1)), labels)
+    told |= {"evaluated_on": {"part": "test", "images": num_images}}
     return write_training(folder, names, {**told, **result})
 
 
@@ -255,11 +255,28 @@ def test_what_to_accept_is_counted_right(run: Path, written: Path):
     stored = load_file(run / "evaluation" / "predictions.safetensors")
     order = np.argsort(stored["uncertainty"])
     wrong = (stored["probabilities"].argmax(1) != stored["labels"])[order]
-    for share, n in ((95, 342), (80, 288), (50, 180)):
+    for share, n in ((100, 360), (95, 342), (80, 288), (50, 180)):
         limit = stored["uncertainty"][order][n - 1]
         low, high = binomtest(int(wrong[:n].sum()), n).proportion_ci(method="wilson")
         row = f"{share} % {n} {100 * wrong[:n].mean():.2f} % {100 * low:.2f} to {100 * high:.2f} % {limit:.3f}"
         assert row in text
+    assert text.count(f"{100 * wrong.mean():.2f} % 95 % interval {row_of_all(run)}") == 1  # the headline says the same
+
+
+def row_of_all(run: Path) -> str:
+    low, high = json.loads((run / "result.json").read_text())["error_ci95"]
+    return f"{low:.2f} to {high:.2f} %"
+
+
+def test_a_class_has_two_numbers_with_intervals(run: Path, written: Path):
+    """What result.json says of it, uncertainty in nats instead of as a share of log K."""
+    text = words_of(written)
+    for k, row in enumerate(json.loads((run / "result.json").read_text())["per_class"]):
+        ends = [f"{end:.2f}" for end in row["accuracy_ci95"]]
+        nats, low, high = (share / 100 * np.log(10) for share in (row["uncertainty"], *row["uncertainty_ci95"]))
+        said = f"{row['accuracy']:.1f} % {' to '.join(ends)} % {nats:.3f} {low:.3f} to {high:.3f} {row['images']} 4"
+        assert f" {k} {said}" in text
+        assert row["uncertainty_ci95"][0] < row["uncertainty"] < row["uncertainty_ci95"][1]
 
 
 def test_writing_again_changes_nothing(run: Path):
@@ -340,6 +357,24 @@ def test_a_run_in_progress_has_a_page(tmp_path: Path):
     assert "This run has not finished" in text and "loss 2" in text
 
 
+def test_half_a_line_of_zeros_is_what_a_power_cut_leaves(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 10, "loss": 2.5}\n{"step": 20, "loss": 2.0}\n\0\0\0\0\n')
+    assert "loss 2" in words_of(write_report(tmp_path))
+
+
+def test_long_names_leave_the_cards_of_images_low(tmp_path: Path, visit: Callable[..., Page]):
+    """In two lines for each name, whole in the title; a short name takes no more than before."""
+    heights = {}
+    for kind, names in {"short": ["cat", "dog"], "long": ["cat " * 50 + "A", "dog" * 67]}.items():
+        folder = write_run(tmp_path / kind, *many_classes(2, 40), names)
+        page = visit(write_report(folder), viewport={"width": 1000, "height": 800})
+        heights[kind] = page.locator(".sheet li").first.bounding_box()["height"]  # type: ignore[index]
+        titles = page.locator(".sheet .name").evaluate_all("found => found.map(one => one.title)")
+        assert set(titles) == set(names)
+        assert page.locator(".sheet .name").first.evaluate("one => one.offsetHeight <= 3 * 1.4 * 12.5")
+    assert heights["long"] < heights["short"] + 75, "two names of a line more, and the line of the probability"
+
+
 @pytest.mark.parametrize(("num_classes", "num_images"), [(2, 40), (200, 1000)])
 def test_few_and_many_classes(num_classes: int, num_images: int, tmp_path: Path, visit: Callable[..., Page]):
     names = [f"species number {k}" for k in range(num_classes)]
@@ -351,24 +386,27 @@ def test_few_and_many_classes(num_classes: int, num_images: int, tmp_path: Path,
     assert matrix or "species number 5 species number 6" in words_of(folder / "report.html")  # a confused pair
     assert page.locator("table.sortable tbody tr").count() == num_classes
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert ("Absent: five classes or fewer" in page.locator("#numbers").inner_text()) == (num_classes == 2)
+    absent = "Absent: says nothing with five classes or fewer" in page.locator("#numbers").inner_text()
+    assert absent == (num_classes == 2)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("result.json", "{", "is not JSON"),
-        ("result.json", "[]", "holds no JSON object"),
-        ("config.toml", "a = ", "is not TOML"),
-        ("metrics.jsonl", "{\n{}\n", "line 1 is not JSON"),
-        ("evaluation/predictions.safetensors", "no tensors", "is damaged"),
+        ("result.json", "{", "is damaged: .*; delete .*result.json, and npmatch fit --resume --out .*run evaluates"),
+        ("result.json", "[]", "holds no JSON object; delete .*result.json"),
+        ("config.toml", "a = ", "is damaged"),
+        ("split.json", '{"test": [0]}', "is damaged"),
+        ("metrics.jsonl", "{\n{}\n", "line 1 is damaged: .*; remove that line"),
+        ("evaluation/predictions.safetensors", "no tensors", "is damaged .*: delete .*run/result.json"),
+        ("evaluation/predictions.json", "[]", "is damaged .*: delete .*run/result.json"),
         ("evaluation/predictions.json", '{"ids": ["one"]}', "names 1 images"),
     ],
 )
 def test_a_broken_file_is_named(run: Path, tmp_path: Path, name: str, content: str, told: str):
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / name).write_text(content)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=told if "names 1" in told else f"{name}.*{told}"):
         write_report(folder)
 
 

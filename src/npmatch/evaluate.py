@@ -25,6 +25,7 @@ from npmatch.types import Model
 PREDICTION_SEED = 2022  # of latent samples and dropout masks: predicting twice gives the same numbers
 BATCH = 256
 NUMBERS = ("error", "top5", "ece", "uce", "aurc", "nll", "brier", "uce_nats")
+COUNTED = ("error", "top5")  # shares of the images
 
 Average = Literal["probability", "logit"]
 
@@ -37,11 +38,17 @@ class Predicted:
     uncertainty: np.ndarray  # (N,) float32, entropy of the mean, in nats
     disagreement: np.ndarray  # (N,) float32, the part of it that the samples disagree on, in nats
     label: np.ndarray  # (N,) int64
+    samples: np.ndarray | None = None  # (T, N, K) float32, where they were asked for
 
 
 @torch.no_grad()
 def predict(
-    model: Model, images: Iterable[Tensor], normal: Normal, *, average: Average = "probability"
+    model: Model,
+    images: Iterable[Tensor],
+    normal: Normal,
+    *,
+    average: Average = "probability",
+    keep_samples: bool = False,
 ) -> Iterator[Predicted]:
     """Predict stored uint8 images, of which the network sees the center, batch after batch.
 
@@ -59,11 +66,12 @@ def predict(
         probs_TNK = probabilities(logits_TNK)
         mean = probs_TNK.mean(0)
         label = (logits_TNK.mean(0) if average == "logit" else mean).argmax(-1)
-        yield Predicted(*(t.cpu().numpy() for t in (mean, entropy(mean), mutual_information(probs_TNK), label)))
+        columns = (mean, entropy(mean), mutual_information(probs_TNK), label, *((probs_TNK,) if keep_samples else ()))
+        yield Predicted(*(t.cpu().numpy() for t in columns))
 
 
 def joined(parts: Iterable[Predicted]) -> Predicted:
-    """Batches of predictions as one."""
+    """Batches of predictions as one, without their samples."""
     columns = zip(*((p.probabilities, p.uncertainty, p.disagreement, p.label) for p in parts))
     return Predicted(*(np.concatenate(column) for column in columns))
 
@@ -96,22 +104,50 @@ def scores(predicted: Predicted, labels_N: np.ndarray) -> dict[str, float]:
 
 
 def measured(predicted: Predicted, labels_N: np.ndarray) -> dict[str, Any]:
-    """All the contract's numbers with 95 % intervals; what cannot be measured is null, and `reasons` says why."""
+    """All the contract's numbers with 95 % intervals; what cannot be measured is null, and `reasons` says why.
+
+    Errors are counts and have Wilson's interval: resampling images that are all right would give one without width.
+    """
     found = metrics.summary(predicted.probabilities, labels_N)
+    found["error"] = 100 * float((predicted.label != labels_N).mean())
     intervals = metrics.bootstrap(predicted.probabilities, labels_N)
     result: dict[str, Any] = {}
     for name in NUMBERS:
-        interval = intervals[name]
-        result |= {name: found[name], f"{name}_ci95": None if interval is None else list(interval)}
-    result["error"] = 100 * float((predicted.label != labels_N).mean())
+        value, interval = found[name], intervals[name]
+        if name in COUNTED and value is not None:
+            low, high = metrics.wilson(len(labels_N) * value / 100, len(labels_N))
+            interval = 100 * low, 100 * high
+        result |= {name: value, f"{name}_ci95": None if interval is None else list(interval)}
+    result["per_class"] = _per_class(predicted, labels_N)
     result["reasons"] = {} if found["top5"] is not None else {"top5": "says nothing with five classes or fewer"}
     return result
+
+
+def _per_class(predicted: Predicted, labels_N: np.ndarray) -> list[dict[str, Any]]:
+    """Every class in order, in percent, uncertainty of log K; null where there are too few images."""
+    found = metrics.per_class(predicted.probabilities, labels_N, predicted.label)
+    most = np.log(predicted.probabilities.shape[1])
+    return [
+        {
+            "images": int(count),
+            "accuracy": _percent(accuracy),
+            "accuracy_ci95": _percent(accuracy_ends),
+            "uncertainty": _percent(uncertainty / most),
+            "uncertainty_ci95": _percent(uncertainty_ends / most),
+        }
+        for count, accuracy, uncertainty, accuracy_ends, uncertainty_ends in zip(*found)
+    ]
+
+
+def _percent(shares: Any) -> Any:
+    """A share, or some, in percent; None for NaN, which JSON does not have."""
+    return None if np.isnan(shares).any() else (100 * np.asarray(shares)).tolist()
 
 
 def unmeasured(reason: str) -> dict[str, Any]:
     """The same numbers where there are no images to measure on."""
     empty: dict[str, Any] = {key: None for name in NUMBERS for key in (name, f"{name}_ci95")}
-    return empty | {"reasons": dict.fromkeys(NUMBERS, reason)}
+    return empty | {"per_class": None, "reasons": dict.fromkeys(NUMBERS, reason)}
 
 
 def write_evaluation(folder: Path, predicted: Predicted, source: Source, indices: np.ndarray) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 PLAIN_SECONDS = 10.0  # between plain lines
+LEAST_BAR = 4  # columns: so far the bar gives way to numbers, and then they to it
+ETA = "0:00:00"
 SHOWN = {"images/s": ",.0f", "loss": ".3g", "kept": ".3g", "error": ".3g"}
 
 
@@ -37,9 +39,10 @@ class Terminal:
             if self.console.is_terminal:
                 self.bar = self._bar(what, total)
         if numbers:
-            self.numbers = "  ".join(
-                f"{name} {numbers[name]:{form}}" for name, form in SHOWN.items() if name in numbers
-            )
+            said = [f"{name} {numbers[name]:{form}}" for name, form in SHOWN.items() if name in numbers]
+            while self.bar is not None and said and len("  ".join(said)) > self._room(total):
+                said.pop()  # half a number says something else
+            self.numbers = "  ".join(said)
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=done, numbers=self.numbers)
         elif now - self.spoke >= PLAIN_SECONDS:
@@ -56,14 +59,19 @@ class Terminal:
             self.bar.stop()
         self.bar, self.what = None, ""
 
+    def _room(self, total: int) -> int:
+        """Columns left for the numbers beside what is said anyway."""
+        return self.console.width - len(f"{self.what} {'':{LEAST_BAR}} {total}/{total} {ETA} ")
+
     def _bar(self, what: str, total: int) -> Any:
         from rich import progress
+        from rich.table import Column
 
         bar = progress.Progress(
             progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(),
+            progress.BarColumn(),  # the only one that may shrink
+            progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            progress.TimeRemainingColumn(table_column=Column(no_wrap=True)),
             progress.TextColumn("{task.fields[numbers]}"),
             console=self.console,
             transient=True,

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binomtest, bootstrap
 from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, log_loss, top_k_accuracy_score
 
 from npmatch.functional import metrics
@@ -106,6 +106,26 @@ def test_per_class():
     assert math.isnan(found.accuracy_K[2])
 
 
+def test_intervals_of_a_class_are_those_of_scipy():
+    probs, y = predictions(400, 4)
+    y[y == 2] = 0
+    y[7] = 2  # one image alone: accuracy has an interval, mean uncertainty cannot have one
+    given = np.where(np.arange(400) % 9 == 0, (y + 1) % 4, y)
+    found = metrics.per_class(probs, torch.tensor(y), given, num_resamples=4000)
+    nats = shares(probs) * math.log(4)
+    for k in (0, 1, 3):
+        own = y == k
+        right = binomtest(int((given == y)[own].sum()), int(own.sum()))
+        assert found.accuracy_K[k] == pytest.approx(right.statistic)
+        assert found.accuracy_ci95_K2[k] == pytest.approx(list(right.proportion_ci(method="wilson")), abs=1e-6)
+        low, high = bootstrap((nats[own],), np.mean, n_resamples=4000, method="percentile", rng=1).confidence_interval
+        assert found.uncertainty_ci95_K2[k] == pytest.approx([low, high], abs=0.04 * (high - low) + 1e-9)
+    assert found.accuracy_ci95_K2[2] == pytest.approx(list(binomtest(1, 1).proportion_ci(method="wilson")), abs=1e-6)
+    assert np.isnan(found.uncertainty_ci95_K2[2]).all()
+    nobody = metrics.per_class(probs[y != 1], y[y != 1])
+    assert np.isnan([nobody.accuracy_ci95_K2[1], nobody.uncertainty_ci95_K2[1]]).all()
+
+
 def test_broken_input_is_refused():
     probs, y = predictions(4, 3)
     for bad_probs, bad_y in ((probs, y[:3]), (probs[:0], y[:0]), (probs, y * 0 - 1), (probs, y * 0 + 3)):
@@ -168,6 +188,42 @@ def test_acceptance_stops_where_errors_begin():
     assert hopeless.min_confidence is None and "0 are right" in hopeless.reason
     with pytest.raises(ValueError):
         metrics.accept_threshold(np.ones(50), np.ones(50), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("right", "tested", "held_out", "target"),
+    [(44, 45, 45, 0.95), (44, 45, 60, 0.95), (70, 72, 360, 0.95), (21, 22, 40, 0.9)],
+)
+def test_the_labels_said_to_be_missing_are_enough_and_one_fewer_is_not(right, tested, held_out, target):
+    """By trying more and more held-out labels, of which the most confident are right as often as now."""
+
+    def claim(number: int, accepted: int):
+        correct = np.zeros(number)
+        correct[: right * accepted // tested] = 1
+        ranks = np.r_[np.zeros(accepted), np.ones(number - accepted)]  # which of the first are right does not matter
+        return metrics.accept_threshold(correct, -ranks - np.arange(number) / number / 2, target)
+
+    now = claim(held_out, tested)
+    assert now.min_confidence is None and now.missing > 0 and f" {now.missing:,} more held-out labels" in now.reason
+    enough = held_out + now.missing
+    tried = [*range(held_out + 1, enough, 5), *range(enough - 5, enough + 1)]  # the first threshold moves at each fifth
+    passed = [n for n in tried if claim(n, max(now.needed, math.ceil(n / 5))).min_confidence is not None]
+    assert passed == [enough]
+
+
+@pytest.mark.parametrize("right", [0, 80, 95])
+def test_labels_alone_do_not_raise_an_accuracy_that_is_too_low(right):
+    found = metrics.accept_threshold(np.arange(100) < right, np.ones(100), 0.95)
+    assert (found.min_confidence, found.missing) == (None, 0) and "labels alone will not do for 95.0%" in found.reason
+    assert f"of the 100 most confident held-out images {right} are right" in found.reason
+
+
+def test_an_interval_has_width_where_nothing_or_all_is_wrong():
+    for trials in range(1, 200):
+        for hits in (0, trials):
+            low, high = metrics.wilson(hits, trials)
+            exact = binomtest(hits, trials).proportion_ci(method="wilson")
+            assert (low, high) == pytest.approx(list(exact), abs=1e-6) and low <= hits / trials <= high and low < high
 
 
 def test_accepts_all_that_are_equally_confident():

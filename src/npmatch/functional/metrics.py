@@ -25,6 +25,8 @@ NUM_BINS = 15
 
 _Z = 1.959964  # 95 %, two-sided
 
+_MOST_ACCEPTED = 100_000  # images: a claim that takes more is too close to what the model can do
+
 # A float32 softmax gives 0 below this: a class it ruled out costs 87 nats, and not infinitely many.
 _LEAST_PROBABILITY = float(np.finfo(np.float32).tiny)
 
@@ -45,11 +47,13 @@ class Reliability(NamedTuple):
 
 
 class PerClass(NamedTuple):
-    """Per true class; NaN for a class without images."""
+    """Per true class; NaN for a class without images, and for an interval that one image alone cannot have."""
 
     count_K: Ints
     accuracy_K: Floats
     uncertainty_K: Floats  # mean, in nats
+    accuracy_ci95_K2: Floats  # Wilson
+    uncertainty_ci95_K2: Floats  # bootstrap within the class
 
 
 class Images(NamedTuple):
@@ -159,12 +163,25 @@ def reliability(predicted_N: Numbers, observed_N: Numbers, *, num_bins: int = NU
     return Reliability(count, _means(predicted, place, count), _means(observed, place, count))
 
 
-def per_class(probs_NK: Numbers, y_N: Numbers) -> PerClass:
-    """Images, accuracy and mean uncertainty (nats) of each true class."""
+def per_class(
+    probs_NK: Numbers, y_N: Numbers, label_N: Numbers | None = None, *, num_resamples: int = 1000, seed: int = 0
+) -> PerClass:
+    """Images, accuracy and mean uncertainty (nats) of each true class, with 95 % intervals.
+
+    `label_N` are the classes that were given, where those need not be the likeliest ones.
+    """
     each = images(probs_NK, y_N)
     y, num_classes = _float64(y_N).astype(np.int64), probs_NK.shape[1]
+    right = 1 - each.wrong_N if label_N is None else (_float64(label_N) == y).astype(np.float64)
     count = np.bincount(y, minlength=num_classes)
-    return PerClass(count, _means(1 - each.wrong_N, y, count), _means(each.nats_N, y, count))
+    accuracy_ends, uncertainty_ends = np.full((2, num_classes, 2), np.nan)
+    for k in np.flatnonzero(count):
+        own = y == k
+        accuracy_ends[k] = wilson(right[own].sum(), int(count[k]))
+        if count[k] > 1:  # an image resampled alone is always itself: a width of 0 would be a lie
+            rng = np.random.default_rng([seed, int(k)])  # other classes have no part in it
+            uncertainty_ends[k] = _middle(_resampled_means(rng, each.nats_N[own], num_resamples))
+    return PerClass(count, _means(right, y, count), _means(each.nats_N, y, count), accuracy_ends, uncertainty_ends)
 
 
 def confusion(probs_NK: Numbers, y_N: Numbers) -> Ints:
@@ -183,7 +200,7 @@ class Acceptance:
     coverage: float  # their share of the held-out images
     accuracy_bound: float  # their accuracy is at least this, 90 % sure
     needed: int  # no fewer than this many accepted held-out images can support such a claim
-    missing: int  # so many more held-out labels are needed at the very least
+    missing: int  # so many more held-out labels are needed; 0 where labels alone will not do
     reason: str  # empty where there is a threshold
 
 
@@ -201,7 +218,8 @@ def wilson(hits: float, trials: int) -> tuple[float, float]:
     share, spread = hits / trials, _Z**2 / trials
     middle = (share + spread / 2) / (1 + spread)
     reach = _Z * math.sqrt(share * (1 - share) / trials + spread / (4 * trials)) / (1 + spread)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    # at 0 and 1 the end is known, and rounding may not move it inside
+    return 0.0 if hits <= 0 else max(0.0, middle - reach), 1.0 if hits >= trials else min(1.0, middle + reach)
 
 
 def accept_threshold(correct_N: Numbers, confidence_N: Numbers, target: float, confidence: float = 0.90) -> Acceptance:
@@ -235,11 +253,31 @@ def accept_threshold(correct_N: Numbers, confidence_N: Numbers, target: float, c
         if bound >= target:
             found = Acceptance(least, total, total / num_images, bound, needed, 0, "")
         elif found.min_confidence is None:
-            reason = f"of the {total} most confident held-out images {right} are right: sure of {bound:.1%} only"
-            return Acceptance(None, 0, 0.0, bound, needed, 0, reason)
+            missing = _missing(right, total, num_images, target, confidence)
+            reason = f"of the {total} most confident held-out images {right} are right: sure of {bound:.1%} only; " + (
+                f"at that accuracy {missing:,} more held-out labels are needed"
+                if missing
+                else f"more labels alone will not do for {target:.1%}: train a better model, or ask for less"
+            )
+            return Acceptance(None, 0, 0.0, bound, needed, missing, reason)
         else:
             break
     return found
+
+
+def _missing(right: int, total: int, num_images: int, target: float, confidence: float) -> int:
+    """How many more held-out images let the first threshold tried pass, if accuracy stays that of its `total` images;
+    0 where no number does, or only one beyond reason."""
+    from scipy.special import betainc
+
+    if right <= target * total:
+        return 0
+    trials = np.arange(total + 1, _MOST_ACCEPTED)
+    hits = right * trials // total
+    # the Clopper-Pearson bound reaches the target where so many hits are this unlikely at it
+    passes = np.flatnonzero(betainc(hits, trials - hits + 1, target) <= 1 - confidence)
+    # that many accepted images come to be the first threshold where they are a fifth of the held-out ones
+    return 5 * int(trials[passes[0]] - 1) + 1 - num_images if len(passes) else 0
 
 
 def _measured(each: Images, counts_RN: Floats) -> Iterator[tuple[str, Floats | None]]:
@@ -294,6 +332,13 @@ def _resample_counts(rng: np.random.Generator, num_resamples: int, num_images: i
     drawn = rng.integers(0, num_images, (num_resamples, num_images)) + num_images * np.arange(num_resamples)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=num_resamples * num_images)
     return counts.reshape(num_resamples, num_images).astype(np.float64)
+
+
+def _resampled_means(rng: np.random.Generator, values_N: Floats, num_resamples: int) -> Floats:
+    """The means of so many resamples, each as large as the sample."""
+    at_once = max(1, 2**20 // len(values_N))
+    sizes = [min(at_once, num_resamples - start) for start in range(0, num_resamples, at_once)]
+    return np.concatenate([rng.choice(values_N, (size, len(values_N))).mean(1) for size in sizes])
 
 
 def _middle(values: Floats) -> tuple[float, float]:

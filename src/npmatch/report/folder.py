@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from npmatch.errors import UserError
+from npmatch.runs import RunFolder
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,25 @@ def read_run(folder: Path) -> RunFiles:
         raise UserError(
             f"{folder} is not a run folder (no result.json, no metrics.jsonl): give one that `npmatch fit` wrote"
         )
+    run = RunFolder(folder)
+    try:
+        result = run.read_result() or {}
+    except UserError as error:
+        raise UserError(f"{error}; {again(folder)}") from error
     return RunFiles(
         folder=folder,
-        config=_config(folder / "config.toml"),
-        split=_json(folder / "split.json"),
-        metrics=_metrics(folder / "metrics.jsonl"),
-        result=_json(folder / "result.json"),
+        config=run.read_config() if (folder / "config.toml").is_file() else {},
+        split=run.read_split() or {},
+        metrics=run.read_metrics(),
+        result=result,
         predictions=_predictions(folder / "evaluation"),
         images=_images(folder / "evaluation" / "examples.safetensors"),
     )
+
+
+def again(folder: Path) -> str:
+    """The cure for a damaged evaluation: what is finished is not done again while it has a result."""
+    return f"delete {folder / 'result.json'}, and npmatch fit --resume --out {folder} evaluates again"
 
 
 def number(value: object) -> float | None:
@@ -64,42 +74,13 @@ def number(value: object) -> float | None:
     return float(value)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _ids(path: Path) -> list[Any] | None:
     if not path.is_file():
-        return {}
+        return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): evaluate the run again with `npmatch evaluate`") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds no JSON object: evaluate the run again with `npmatch evaluate`")
-    return content
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not TOML ({error}): put back the file that `npmatch fit` wrote") from error
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    lines = text.split("\n")
-    # A run that is being written, or was cut off, ends in half a line. It is left out; a broken one elsewhere is not.
-    whole = lines[:-1]
-    found = []
-    for place, line in enumerate(whole, start=1):
-        if line.strip():
-            try:
-                found.append(json.loads(line))
-            except ValueError as error:
-                raise UserError(f"{path}, line {place} is not JSON ({error}): delete the line") from error
-    return found
+        return json.loads(path.read_text(encoding="utf-8")).get("ids")
+    except (ValueError, AttributeError) as error:  # AttributeError: no object
+        raise UserError(f"{path} is damaged ({error}): {again(path.parent.parent)}") from error
 
 
 def _predictions(folder: Path) -> Predictions | None:
@@ -109,11 +90,11 @@ def _predictions(folder: Path) -> Predictions | None:
     tensors = _tensors(path, ("probabilities", "uncertainty", "labels", "index"))
     if len(tensors["labels"]) == 0:
         return None
-    ids = _json(folder / "predictions.json").get("ids") or [f"image {place}" for place in tensors["index"]]
+    ids = _ids(folder / "predictions.json") or [f"image {place}" for place in tensors["index"]]
     if len(ids) != len(tensors["labels"]):
         raise UserError(
             f"{folder}: predictions.json names {len(ids)} images, predictions.safetensors {len(tensors['labels'])}: "
-            "evaluate the run again with `npmatch evaluate`"
+            + again(folder.parent)
         )
     return Predictions(tensors["probabilities"], tensors["uncertainty"], tensors["labels"], [str(i) for i in ids])
 
@@ -129,8 +110,8 @@ def _tensors(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     try:
         tensors = load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged ({error}): evaluate the run again with `npmatch evaluate`") from error
+        raise UserError(f"{path} is damaged ({error}): {again(path.parent.parent)}") from error
     missing = [name for name in names if name not in tensors]
     if missing:
-        raise UserError(f"{path} lacks {', '.join(missing)}: evaluate the run again with `npmatch evaluate`")
+        raise UserError(f"{path} lacks {', '.join(missing)}: {again(path.parent.parent)}")
     return tensors

@@ -43,6 +43,8 @@ class ClassRow:
     width: float
     interval: str
     uncertainty: str
+    uncertainty_order: float
+    uncertainty_interval: str
     images: int
     labels: int | None
 
@@ -154,11 +156,11 @@ def _classwise(per_class: metrics.PerClass, names: Sequence[str]) -> tuple[Marku
             float(per_class.accuracy_K[k]),
             float(per_class.uncertainty_K[k]),
         )
-        low, high = metrics.wilson(accuracy * count, count) if bars else (None, None)
+        low, high = (100 * per_class.accuracy_ci95_K2[k]).tolist() if bars else (None, None)
         says = (
             f"{names[k]}: accuracy {100 * accuracy:.1f} %, uncertainty {nats:.3f} nats, {words.count(count, 'image')}"
         )
-        points.append(Point(nats, 100 * accuracy, names[k], says, low and 100 * low, high and 100 * high))
+        points.append(Point(nats, 100 * accuracy, names[k], says, low, high))
     heights = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
     chart = scatter(
         points,
@@ -179,12 +181,19 @@ def _class_row(name: str, k: int, per_class: metrics.PerClass, labels: Sequence[
     given = int(labels[k]) if k < len(labels) else None
     count = int(per_class.count_K[k])
     if not count:
-        return ClassRow(name, "–", -1.0, 0.0, "", "–", 0, given)
-    accuracy = 100 * float(per_class.accuracy_K[k])
-    low, high = metrics.wilson(accuracy * count / 100, count)
-    ends = words.interval([100 * low, 100 * high], "%")
+        return ClassRow(name, "–", -1.0, 0.0, "", "–", -1.0, "", 0, given)
+    accuracy, uncertainty = 100 * float(per_class.accuracy_K[k]), float(per_class.uncertainty_K[k])
     return ClassRow(
-        name, f"{accuracy:.1f} %", accuracy, round(accuracy, 1), ends, f"{per_class.uncertainty_K[k]:.3f}", count, given
+        name=name,
+        accuracy=f"{accuracy:.1f} %",
+        order=accuracy,
+        width=round(accuracy, 1),
+        interval=words.interval((100 * per_class.accuracy_ci95_K2[k]).tolist(), "%"),
+        uncertainty=f"{uncertainty:.3f}",
+        uncertainty_order=uncertainty,
+        uncertainty_interval=words.interval(per_class.uncertainty_ci95_K2[k].tolist()),
+        images=count,
+        labels=given,
     )
 
 

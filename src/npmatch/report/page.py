@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from npmatch.errors import UserError
 from npmatch.report import curves, words
-from npmatch.report.folder import RunFiles, number, read_run
+from npmatch.report.folder import RunFiles, again, number, read_run
 from npmatch.report.mistakes import contact_sheets, mistakes
 from npmatch.report.trust import trust
 
@@ -88,7 +88,7 @@ def class_names(run: RunFiles) -> list[str]:
     if named and len(named) != num_classes:
         raise UserError(
             f"{run.folder}: result.json names {len(named)} classes, the predictions have {num_classes}: "
-            "evaluate the run again with `npmatch evaluate`"
+            + again(run.folder)
         )
     return named or [str(k) for k in range(num_classes)]
 

@@ -73,7 +73,7 @@ def trust(found: Predictions, result: dict[str, Any]) -> Trust:
         "The dashed line is what refusing at random would give.",
         says=says,
         start=start,
-        limits=[_limit(risk, uncertainty, share, result) for share in _SHARES],
+        limits=[_limit(risk, uncertainty, share) for share in _SHARES],
         reliability=reliability,
         reliability_caption=reliability_caption,
         uncertainty=share,
@@ -81,12 +81,10 @@ def trust(found: Predictions, result: dict[str, Any]) -> Trust:
     )
 
 
-def _limit(risk: Floats, uncertainty: Floats, share: int, result: dict[str, Any]) -> Limit:
+def _limit(risk: Floats, uncertainty: Floats, share: int) -> Limit:
     n = math.ceil(len(risk) * share / 100)
     error = float(risk[n - 1])
     ends = [100 * end for end in metrics.wilson(n * error / 100, n)]
-    if share == 100:  # the same number as the headline, so the same interval
-        ends = result.get("error_ci95") or ends
     return Limit(f"{share} %", f"{n:,}", f"{error:.2f} %", words.interval(ends, "%"), f"{uncertainty[n - 1]:.3f}")
 
 

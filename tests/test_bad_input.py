@@ -307,7 +307,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str, tuple[str, ...]]] = {
     "other classes": (other_pets, "evaluate R others", ("others", "wolf", "classes this model does not know")),
     "size of a trained model": (nothing, "evaluate R pets --image-size 9", ("--image-size", "leave them out")),
     "nothing to report": (nothing, "report pets", ("pets is not a run folder", "npmatch fit")),
-    "metrics damaged": (text("R/metrics.jsonl", "{}\n{\n{}\n"), "report R", ("metrics.jsonl", "line 2")),
+    "metrics damaged": (text("R/metrics.jsonl", '{"step": 1}\n{\n{}\n'), "report R", ("metrics.jsonl", "line 2")),
     "result damaged": (text("R/result.json", "[]"), "evaluate R", ("result.json",)),
 }  # fmt: skip
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from npmatch.errors import Diverged, Stopped, UserError
     from npmatch.fitting import fit
     from npmatch.plan import Opening
     from npmatch.predictor import Predictions, Run, load
 
 __version__ = "0.1.0"
-__all__ = ["Opening", "Predictions", "Run", "__version__", "fit", "load"]
+__all__ = ["Diverged", "Opening", "Predictions", "Run", "Stopped", "UserError", "__version__", "fit", "load"]
 
-_HOMES = {"fit": "fitting", "Opening": "plan", "Predictions": "predictor", "Run": "predictor", "load": "predictor"}
+_HOMES = {
+    "fit": "fitting",
+    "Opening": "plan",
+    "Predictions": "predictor",
+    "Run": "predictor",
+    "load": "predictor",
+    "UserError": "errors",
+    "Diverged": "errors",
+    "Stopped": "errors",
+}
 
 
 def __getattr__(name: str) -> Any:

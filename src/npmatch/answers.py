@@ -33,6 +33,8 @@ def write_answers(
     writers = {".csv": _write_csv, ".parquet": _write_parquet}
     if out.suffix not in writers:
         raise UserError(f"--out {out}: its name must end in .csv or .parquet")
+    if out.exists() and not _is_ours(out):
+        raise UserError(f"--out {out}: exists and is not a table that npmatch wrote; pass another name")
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {out.parent}")
     allowed = None if accept_at is None else run.acceptance(accept_at)
@@ -64,6 +66,20 @@ def write_answers(
         progress.say(_claim(allowed, accept_at))
     threshold = None if allowed is None else allowed.min_confidence
     return {"out": str(out), "images": written, "skipped": len(skipped), "accept_from": threshold}
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is a table of answers, which a newer one may replace; anything else may be a person's work."""
+    if not path.is_file():
+        return False
+    if path.suffix == ".csv":
+        with open(path, "rb") as file:
+            return file.readline().rstrip(b"\r\n") == ",".join(COLUMNS).encode()
+    _, parquet = _pyarrow()
+    try:
+        return tuple(parquet.read_schema(path).names) == COLUMNS
+    except Exception:  # whatever a parser makes of other bytes
+        return False
 
 
 def _rows(part: Predictions, allowed: Acceptance | None) -> list[dict[str, Any]]:
@@ -106,13 +122,18 @@ def harmless(text: str) -> str:
 
 
 def _write_parquet(path: Path, batches: Iterator[list[dict[str, Any]]]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError("a .parquet file needs the package pyarrow: pip install 'npmatch[parquet]'") from None
+    pyarrow, parquet = _pyarrow()
     kinds = (pyarrow.string(), pyarrow.string(), pyarrow.float64(), pyarrow.float64(), pyarrow.bool_())
     schema = pyarrow.schema(list(zip(COLUMNS, kinds)))
     with parquet.ParquetWriter(path, schema) as writer:
         for batch in batches:
             writer.write_table(pyarrow.Table.from_pylist(batch, schema))
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError("a .parquet file needs the package pyarrow: pip install 'npmatch[parquet]'") from None
+    return pyarrow, parquet

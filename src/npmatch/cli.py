@@ -123,6 +123,10 @@ def check(
     from npmatch.plan import Opening
     from npmatch.terminal import Terminal
 
+    if views is not None:
+        from npmatch.contact_sheet import refuse_taken
+
+        refuse_taken(views)
     given = labels_settings(labels) | {"data.image_size": image_size, "data.resize": resize}
     changes = together(given, parse_assignments(assignments))
     checked = look(data, changes, preset_name=preset, opening=Opening(**opening), progress=Terminal())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from npmatch.build import build_views
@@ -25,6 +26,8 @@ MARGIN, GAP, GROUP_GAP, CAPTION = 20, 6, 22, 20
 HEADING = 78  # above the first row
 INK, FAINT, PAPER = (32, 36, 42), (104, 110, 118), (255, 255, 255)
 
+MARK = ("Software", "npmatch")  # a PNG text that says whose sheet it is
+
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
@@ -38,11 +41,29 @@ class Column(NamedTuple):
 
 def save_contact_sheet(path: Path, source: Source, settings: Settings, *, without: Collection[str] = ()) -> None:
     """Write the sheet as a PNG."""
-    sheet = contact_sheet(source, settings, without=without)
+    refuse_taken(path)
+    sheet, mark = contact_sheet(source, settings, without=without), PngInfo()
+    mark.add_text(*MARK)
     try:
-        sheet.save(path, format="PNG")
+        sheet.save(path, format="PNG", pnginfo=mark)
     except OSError as error:
         raise UserError(f"--views {path}: cannot be written ({error.strerror or error})") from error
+
+
+def refuse_taken(path: Path) -> None:
+    """Complains where the name is of no PNG, or of a file that is not a sheet which may be replaced."""
+    if path.suffix.lower() != ".png":
+        raise UserError(f"--views {path}: its name must end in .png")
+    if path.exists() and not _is_ours(path):
+        raise UserError(f"--views {path}: exists and is not a sheet that npmatch wrote; pass another name")
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with Image.open(path, formats=["PNG"]) as picture:
+            return picture.info.get(MARK[0]) == MARK[1]
+    except Exception:  # whatever Pillow makes of other bytes
+        return False
 
 
 def contact_sheet(source: Source, settings: Settings, *, without: Collection[str] = ()) -> Image.Image:

@@ -48,7 +48,9 @@ def work(session: Session, training: Training) -> None:
         predicted = _predict(session, model, indices)
         numbers = measured(predicted, plan.source.labels[indices])
         write_evaluation(session.folder.path / "evaluation", predicted, plan.source, indices)
-    tensors, description = model_description(model, plan.settings, plan.source.classes, session.normal, held_out)
+    tensors, description = model_description(
+        model, plan.settings, plan.source.classes, session.normal, plan.source.images.shape[-1], held_out
+    )
     session.folder.save_model(tensors, description)
     session.folder.write_result(_result(session, numbers, part, [*session.warnings, *health.messages]))
     write_report(session.folder.path)

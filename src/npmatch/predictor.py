@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from npmatch.build import build_model, choose_device
 from npmatch.config import NeuralProcess, Settings, from_dict
-from npmatch.data.decode import Unreadable, decode, eight_bits, fit, planes_of, stored_size
+from npmatch.data.decode import Resize, Unreadable, decode, decoded, eight_bits, fit, planes_of
 from npmatch.data.folder import Walk
 from npmatch.data.manifest import Root
 from npmatch.data.normal import Normal
@@ -28,6 +30,8 @@ from npmatch.report.page import write_report
 from npmatch.runs import RunFolder, read_model
 from npmatch.types import Model
 
+ACCEPTED = "a folder, a file, a PIL image, a list of these, an array (N, H, W) or (N, H, W, C), a tensor (N, C, H, W)"
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -38,6 +42,7 @@ class Predictions:
     probabilities: np.ndarray  # (N, K), mean over the samples
     uncertainty: np.ndarray  # (N,) nats: entropy of the mean prediction
     disagreement: np.ndarray  # (N,) nats: the part of it that the samples disagree on
+    samples: np.ndarray  # (T, N, K) float32, what each sample says alone
 
     @property
     def confidence(self) -> np.ndarray:
@@ -48,7 +53,12 @@ class Predictions:
 
 
 def model_description(
-    model: Model, settings: Settings, classes: Sequence[str], normal: Normal, held_out: Mapping[str, Tensor]
+    model: Model,
+    settings: Settings,
+    classes: Sequence[str],
+    normal: Normal,
+    kept_size: int,
+    held_out: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `model/` holds: weights, and all that is needed to use them. Of a memory bank its mean is enough, since
     nothing else of it is ever read at prediction."""
@@ -62,6 +72,7 @@ def model_description(
         "settings": settings.to_dict(),
         "classes": list(classes),
         "image_size": normal.image_size,
+        "kept_size": kept_size,  # of which evaluation sees the center
         "mean": list(normal.mean),
         "std": list(normal.std),
     }
@@ -81,6 +92,11 @@ class Run:
     def result(self) -> dict[str, Any]:
         """result.json."""
         found = self.folder.read_result()
+        if found is None and self._alone:
+            raise UserError(
+                f"{self.path} is a model/ alone, without a result; name labeled images: "
+                f"npmatch evaluate {self.path} DATA"
+            )
         if found is None:
             raise UserError(
                 f"{self.path} has no result yet; npmatch fit --resume --out {self.path} takes it to its end"
@@ -96,13 +112,15 @@ class Run:
         return tuple(self._description["classes"])
 
     def predict(self, images: Any, *, skip_unreadable: bool = False) -> Predictions:
-        """Predict a folder, a file, a list of paths, or an array (N, H, W) or (N, H, W, C) of pixels."""
+        """Predict a folder, a file, a PIL image or a list of files, PIL images and single arrays, an array (N, H, W) or
+        (N, H, W, C) of pixels, or a tensor (N, H, W) or (N, C, H, W)."""
         parts = list(self.stream(images, skip_unreadable=skip_unreadable))
         if not parts:
             raise UserError("none of the images can be read")
         columns = ("labels", "probabilities", "uncertainty", "disagreement")
         whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
-        return Predictions([name for part in parts for name in part.ids], **whole)
+        samples = np.concatenate([part.samples for part in parts], 1)
+        return Predictions([name for part in parts for name in part.ids], **whole, samples=samples)
 
     def stream(
         self,
@@ -129,9 +147,17 @@ class Run:
             good = [(name, one) for name, one in zip(names, found) if isinstance(one, Tensor)]
             if good:
                 batch = torch.stack([one for _, one in good])
-                (said,) = predict(model, [batch], normal, average=self.settings.train.predict_with)
-                labels = np.asarray(self.classes)[said.label]
-                yield Predictions([n for n, _ in good], labels, said.probabilities, said.uncertainty, said.disagreement)
+                average = self.settings.train.predict_with
+                (said,) = predict(model, [batch], normal, average=average, keep_samples=True)
+                assert said.samples is not None
+                yield Predictions(
+                    ids=[name for name, _ in good],
+                    labels=np.asarray(self.classes)[said.label],
+                    probabilities=said.probabilities,
+                    uncertainty=said.uncertainty,
+                    disagreement=said.disagreement,
+                    samples=said.samples,
+                )
             seen(start + len(names), len(ids))
         if skip_unreadable:
             (skipped if skipped is not None else []).extend(problems)
@@ -143,6 +169,8 @@ class Run:
 
     def acceptance(self, accuracy: float) -> Acceptance:
         """From which confidence on predictions may be accepted, if `accuracy` of those accepted must be right."""
+        if not isinstance(accuracy, Real) or not 0 < accuracy < 1:
+            raise UserError(f"accepting at an accuracy of {accuracy!r}: give a share between 0 and 1, such as 0.95")
         confidence, correct = (
             self._tensors.get(f"held_out.{name}", torch.empty(0)) for name in ("confidence", "correct")
         )
@@ -156,6 +184,7 @@ class Run:
         source = open_source(
             data,
             image_size=self.normal.image_size,
+            kept_size=self._description["kept_size"],
             resize=settings.data.resize,
             channels=settings.data.channels,
             **opening,
@@ -175,6 +204,11 @@ class Run:
     def report(self) -> Path:
         """Write report.html anew."""
         return write_report(self.path)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether this is a `model/` without the rest of its run."""
+        return (self.path / "model.json").is_file()
 
     @property
     def model(self) -> Model:
@@ -197,8 +231,7 @@ class Run:
         if self._loaded is None:
             if not self.path.is_dir():
                 raise UserError(f"{self.path}: no such folder; give one that npmatch fit wrote")
-            alone = (self.path / "model.json").is_file()
-            tensors, description = read_model(self.path) if alone else self.folder.load_model()
+            tensors, description = read_model(self.path) if self._alone else self.folder.load_model()
             settings = from_dict(description["settings"])
             if isinstance(settings.head, NeuralProcess):
                 settings = replace(settings, head=replace(settings.head, bank_size=1))
@@ -212,8 +245,10 @@ class Run:
 
     def _reader(self, images: Any) -> tuple[Sequence[str], Callable[[int], Tensor]]:
         """Names of the images, and how to read one as it is stored for training."""
-        size, channels = stored_size(self.normal.image_size), len(self.normal.mean)
+        size, channels = self._description["kept_size"], len(self.normal.mean)
         resize = self.settings.data.resize
+        if isinstance(images, Image.Image):
+            images = [images]
         if isinstance(images, str | Path):
             root = Path(images)
             if root.is_dir():
@@ -226,19 +261,58 @@ class Run:
             if not root.exists():
                 raise UserError(f"{root}: no such file or folder")
             images = [root]
-        if isinstance(images, Sequence):
-            paths = [Path(path) for path in images]
-            return [str(path) for path in paths], lambda i: decode(paths[i], size, resize, channels)
-        pixels = np.asarray(images)
-        pixels = pixels[..., None] if pixels.ndim == 3 else pixels
-        if pixels.ndim != 4 or 0 in pixels.shape[1:]:
-            raise UserError(f"an array of shape {np.shape(images)}: images are (N, H, W) or (N, H, W, C)")
+        if isinstance(images, Sequence) and not isinstance(images, bytes):
+            strange = {type(one).__name__ for one in images if not isinstance(one, ONE_IMAGE)}
+            if strange:
+                raise UserError(f"images in a {type(images).__name__} of {', '.join(sorted(strange))}; give {ACCEPTED}")
+            names = [str(one) if isinstance(one, str | Path) else str(i) for i, one in enumerate(images)]
+            return names, lambda i: _read_one(images[i], f"image {i}", size, resize, channels)
+        pixels = _stack(images, channels)
+        return [str(i) for i in range(len(pixels))], lambda i: _read_one(
+            pixels[i], f"image {i}", size, resize, channels
+        )
 
-        def read(i: int) -> Tensor:
-            where = f"image {i}"
-            return fit(planes_of(eight_bits(pixels[i], where), channels, where), size, resize)
 
-        return [str(i) for i in range(len(pixels))], read
+ONE_IMAGE = (str, Path, Image.Image, np.ndarray, Tensor)
+
+
+def _read_one(image: Any, where: str, size: int, resize: Resize, channels: int) -> Tensor:
+    """One of ONE_IMAGE as it is stored for training: the pixels that a lossless file of it would give."""
+    if isinstance(image, str | Path):
+        return decode(Path(image), size, resize, channels)
+    if isinstance(image, Image.Image):
+        try:
+            upright = ImageOps.exif_transpose(image)  # a copy: the caller's stays as it is
+        except Exception as error:  # one that was opened and not read yet, from broken bytes
+            raise Unreadable(where, str(error) or type(error).__name__) from error
+        return fit([decoded(upright, size, channels, where)], size, resize)
+    pixels = _channels_last(image, 3)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or 0 in pixels.shape:
+        raise Unreadable(where, f"an array of shape {tuple(image.shape)}, not (H, W) or with channels")
+    return fit(planes_of(eight_bits(pixels, where), channels, where), size, resize)
+
+
+def _stack(images: Any, channels: int) -> np.ndarray:
+    """Images in one array or tensor -> (N, H, W, C)."""
+    pixels = _channels_last(images, 4)
+    if not pixels.ndim or pixels.dtype == object:
+        raise UserError(f"images of type {type(images).__name__}; give {ACCEPTED}")
+    pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+    order = "(N, C, H, W) in a tensor" if isinstance(images, Tensor) else "(N, H, W, C) in an array"
+    if pixels.ndim != 4 or 0 in pixels.shape[1:]:
+        raise UserError(f"an array of shape {tuple(np.shape(images))}: images are (N, H, W) or {order}")
+    if pixels.shape[3] != channels and not {pixels.shape[3], channels} <= {1, 3}:
+        raise UserError(f"the images have {pixels.shape[3]} channels, not {channels}; the axes are {order}")
+    return pixels
+
+
+def _channels_last(images: Any, axes: int) -> np.ndarray:
+    """Pixels as NumPy has them; a tensor of that many axes has its channels before height and width."""
+    if not isinstance(images, Tensor):
+        return np.asarray(images)
+    pixels = images.detach().cpu().numpy()
+    return np.moveaxis(pixels, -3, -1) if pixels.ndim == axes else pixels
 
 
 def load(path: Path | str, *, device: str = "auto") -> Run:

@@ -159,6 +159,7 @@ def _fitted(pixels: Tensor, storing: Storing, name: str) -> tuple[Tensor, int]:
     else:
         image_size = storing.image_size or default_image_size([min(height, width)])
         size = stored_size(image_size)
+    size = storing.kept_size or size
     if (height, width, have) == (size, size, channels):
         return pixels.contiguous(), image_size
     images = (planes_of(image.permute(1, 2, 0).contiguous().numpy(), channels, name) for image in pixels)

@@ -87,7 +87,7 @@ def decode(image: str | Path | bytes, size: int, resize: Resize = "crop", channe
         if _is_npy(file):
             planes = planes_of(eight_bits(_npy(image, where), where), channels, where)
         else:
-            planes = [_decoded(_picture(file, where), size, channels, where)]
+            planes = [decoded(_picture(file, where), size, channels, where)]
     return fit(planes, size, resize)
 
 
@@ -183,7 +183,7 @@ def _picture(file: BinaryIO, where: str) -> Image.Image:
     return picture
 
 
-def _decoded(picture: Image.Image, size: int, channels: int, where: str) -> Image.Image:
+def decoded(picture: Image.Image, size: int, channels: int, where: str) -> Image.Image:
     """The picture in mode L or RGB, upright. Large JPEGs are decoded at 1/2, 1/4 or 1/8 of their size, never below
     twice the size wanted, which is several times faster."""
     if channels not in (1, 3):

@@ -24,6 +24,7 @@ class Storing:
     """How images are brought to one shape and kept."""
 
     image_size: int | None = None  # None: default_image_size of the files
+    kept_size: int | None = None  # side of the squares kept; None: what suits image_size and the kind of data
     resize: Resize = "crop"
     channels: int | None = None  # None: 1 if every image is gray, else 3
     skip_unreadable: bool = False
@@ -67,7 +68,9 @@ def load(listing: Listing, storing: Storing) -> Source:
     image_size = storing.image_size or default_image_size([header.short_side for header in headers])
     channels = storing.channels or _common_channels(headers, listing.name)
     names = Names(listing.paths[index] for index in readable)
-    images: Files | Tensor = Files(listing.root, names, stored_size(image_size), storing.resize, channels)
+    images: Files | Tensor = Files(
+        listing.root, names, storing.kept_size or stored_size(image_size), storing.resize, channels
+    )
     if np.prod(images.shape, dtype=np.int64) <= storing.max_memory:
         images, decoded = _decode_all(images, storing)
         for index, result in zip(readable, decoded):

@@ -28,6 +28,7 @@ def open_source(
     labels_file: str | os.PathLike[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     image_size: int | None = None,
+    kept_size: int | None = None,
     resize: Resize = "crop",
     channels: int | None = None,
     skip_unreadable: bool = False,
@@ -42,10 +43,12 @@ def open_source(
     `data` is a built-in name, a folder (see data.folder), a CSV or Parquet manifest or a data frame (data.manifest),
     an .npz file or a mapping of such arrays (data.arrays), or a pair (images, labels). A built-in name wins over a
     folder of that name: write ./digits for the folder. `data_dir` is where built-in data lie and where the paths of a
-    data frame start. Image files are kept in memory up to `max_memory` bytes of pixels, else decoded on demand.
+    data frame start. Image files are kept in memory up to `max_memory` bytes of pixels, else decoded on demand. A
+    trained model says with `kept_size` how large its own images were kept.
     """
     storing = Storing(
         image_size=image_size,
+        kept_size=kept_size,
         resize=resize,
         channels=channels,
         skip_unreadable=skip_unreadable,

@@ -1,12 +1,17 @@
 """The loop's own arithmetic: rates, averages, groups, and what it does with numbers that are not finite."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from npmatch.engine import Guard, Pace, parameter_groups, start, train, update_ema
+from npmatch.algorithms.supervised import Supervised, SupervisedState
+from npmatch.engine import Guard, Pace, Training, parameter_groups, start, train, update, update_ema
 from npmatch.errors import Diverged, UserError
 from npmatch.nets import build_network
 from tests import toy
@@ -62,15 +67,95 @@ def test_batch_norm_and_biases_do_not_decay(net):
     assert all(isinstance(p, nn.Parameter) and p.ndim > 1 for p in decay["params"]) and decay["weight_decay"] == 5e-4
 
 
+def norms_of_parts(run: Training) -> list[float]:
+    parts = (run.model.backbone, run.model.head)
+    return [torch.stack([p.grad.norm() for p in part.parameters()]).norm().item() for part in parts]
+
+
 def test_each_part_is_clipped_alone():
     """Spec 3.3.6: the norm of backbone and of head is 3 at most, each."""
     run = toy.training("supervised", "linear")
     run.pace = Pace(num_steps=10, lr=0.0, schedule="constant", clip_norm=0.01)
     for _ in train(run, toy.stream(run.algorithm.needs), until=1, log_every=10):
         pass
-    for part in (run.model.backbone, run.model.head):
-        norm = torch.stack([p.grad.norm() for p in part.parameters()]).norm()
-        torch.testing.assert_close(norm, torch.tensor(0.01), rtol=1e-3, atol=0)
+    assert norms_of_parts(run) == pytest.approx([0.01, 0.01], rel=1e-3)
+
+
+def pushed(gradients: Sequence[float], *, precision: str = "fp32", pace: Pace, **options: Any) -> Training:
+    """A linear toy after an update for each of these numbers, which is the gradient of every weight."""
+    run = start(toy.model("linear"), Supervised(), SupervisedState(), pace, seed=0, precision=precision, **options)
+    for gradient in gradients:
+        for parameter in run.model.parameters():
+            parameter.grad = gradient * run.guard.scale * torch.ones_like(parameter)
+        update(run)
+        run.step += 1
+    return run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("clip_norm", [None, 1e6])
+def test_a_gradient_below_the_limit_is_left_as_it_is(clip_norm, precision):
+    """And what fp16's loss scale made of it is undone."""
+    run = pushed([0.3], precision=precision, pace=Pace(num_steps=10, lr=0.1, clip_norm=clip_norm))
+    assert all(torch.equal(p.grad, torch.full_like(p, 0.3)) for p in run.model.parameters())
+
+
+def test_the_gradient_is_clipped_without_fp16s_scale():
+    run = pushed([0.3], precision="fp16", pace=Pace(num_steps=10, lr=0.1, clip_norm=0.01))
+    assert norms_of_parts(run) == pytest.approx([0.01, 0.01], rel=1e-3)
+
+
+def by_hand(weight: Tensor, gradients: Sequence[float], *, momentum: float, nesterov: bool, decay: float) -> Tensor:
+    """Sutskever et al., 2013, as torch has it, at a rate of .1."""
+    velocity = torch.zeros_like(weight)
+    for gradient in gradients:
+        slope = gradient + decay * weight
+        velocity = momentum * velocity + slope
+        weight = weight - 0.1 * (slope + momentum * velocity if nesterov else velocity)
+    return weight
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("momentum", [0.9, 0.5])
+def test_momentum_and_decay_by_hand(momentum, nesterov):
+    pace, gradients = Pace(num_steps=10, lr=0.1, schedule="constant"), [0.3, -0.7, 0.2]
+    run = pushed(gradients, pace=pace, momentum=momentum, nesterov=nesterov, weight_decay=0.2)
+    first, last = toy.model("linear").head.classifier, run.model.head.classifier
+    for name, decay in (("weight", 0.2), ("bias", 0.0)):
+        expected = by_hand(getattr(first, name), gradients, momentum=momentum, nesterov=nesterov, decay=decay)
+        torch.testing.assert_close(getattr(last, name), expected)
+
+
+def test_nesterov_is_the_default():
+    """Of momentum .9, as in the published code."""
+    pace, gradients = Pace(num_steps=10, lr=0.1, schedule="constant"), [0.3, -0.7]
+    first, last = (model.head.classifier.bias for model in (toy.model("linear"), pushed(gradients, pace=pace).model))
+    torch.testing.assert_close(last, by_hand(first, gradients, momentum=0.9, nesterov=True, decay=0.0))
+
+
+def test_adamw_by_hand():
+    """Loshchilov and Hutter, 2019, Algorithm 2, with the momentum as its first beta."""
+    pace, gradients = Pace(num_steps=10, lr=0.1, schedule="constant"), [0.3, -0.7, 0.2]
+    run = pushed(gradients, pace=pace, optimizer="adamw", momentum=0.6, weight_decay=0.2)
+    first, last = toy.model("linear").head.classifier, run.model.head.classifier
+    for name, decay in (("weight", 0.2), ("bias", 0.0)):
+        expected, mean, square = getattr(first, name), 0.0, 0.0
+        for t, gradient in enumerate(gradients, start=1):
+            mean, square = 0.6 * mean + 0.4 * gradient, 0.999 * square + 0.001 * gradient**2
+            move = mean / (1 - 0.6**t) / math.sqrt(square / (1 - 0.999**t))
+            expected = expected - 0.1 * (move + decay * expected)
+        torch.testing.assert_close(getattr(last, name), expected)
+
+
+def test_noise_is_a_function_of_seed_and_step():
+    """From the same weights and views, another seed or step samples the latent variable differently."""
+    losses = []
+    for seed, step in ((0, 0), (1, 0), (0, 5), (0, 0)):
+        run = toy.training("npmatch", "neural_process", seed=0)
+        run.seed, run.step = seed, step
+        batches = {step: toy.stream(run.algorithm.needs)[0]}
+        losses += [means["loss"] for means in train(run, batches, until=step + 1, log_every=1)]
+    assert losses[0] == losses[3] and len(set(losses)) == 3
 
 
 def poisoned(run, at):

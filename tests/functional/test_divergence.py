@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -28,6 +30,18 @@ def test_hand_worked(q, a, js, dual, kl):
     p, q = line(0, 1), line(*q)
     found = [float(form(p, q, a)) for form in (skew_js, dual_skew_js, kl_to_context)]
     assert found == pytest.approx([js, dual, kl], abs=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [-39.0, -12.0, 12.0, 39.0])
+def test_variances_far_apart(ratio):
+    """Theorem 1 as printed, for N(0, 1) and N(0, e^ratio) at skew 1/2, where no large numbers cancel."""
+    var = math.exp(ratio)
+    precision = (1 + 1 / var) / 2
+    trace, log_det = precision * (1 + var) / 2, -math.log(precision) - ratio / 2
+    by_hand = [(trace + log_det - 1) / 2, -log_det / 2, (var - ratio - 1) / 2]
+    p, q = line(0, 1), line(0, var)
+    found = [float(form(p, q, 0.5)) for form in (skew_js, dual_skew_js, kl_to_context)]
+    assert found == pytest.approx(by_hand, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.distributions import Categorical
 
 from npmatch.functional.losses import brier, cross_entropy, soft_cross_entropy
+from npmatch.functional.pseudo import pseudo_labels
 from npmatch.functional.uncertainty import (
     entropy,
     expected_entropy,
@@ -59,6 +60,14 @@ def test_uncertainty_splits_into_ambiguity_and_disagreement():
     assert mutual_information(agree).max() < 1e-6
     opposed = torch.eye(2)[:, None]  # two certain predictions of different classes
     assert expected_entropy(opposed) == 0 and float(mutual_information(opposed)) == pytest.approx(math.log(2))
+
+
+def test_a_pseudo_label_is_as_uncertain_as_its_mean_prediction():
+    """Two samples that are certain of different classes: neither is ambiguous, together they know nothing."""
+    opposed = 150 * torch.eye(2)[:, None]
+    assert expected_entropy(probabilities(opposed)) == 0
+    pseudo = pseudo_labels(opposed)
+    assert float(pseudo.uncertainty) == pytest.approx(math.log(2)) and pseudo.confidence == 0.5
 
 
 def test_variance_is_unbiased_and_zero_for_one_prediction():

@@ -1,29 +1,46 @@
 """The neural process against the specification's checklist (3.7) and the paper's Sec. 3.2."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from npmatch.functional.divergence import Gaussian
+from npmatch.functional.divergence import DIVERGENCES, Gaussian
 from npmatch.functional.uncertainty import entropy, mean_probs
 from npmatch.heads.neural_process import MemoryBank, NeuralProcessHead, mean
-from npmatch.types import Points
+from npmatch.types import Learnt, Points
 
 F, K, M = 16, 3, 8
 
 
-def points(count, seed=0, weight=1.0):
+def points(count: int, seed: int = 0, weight: float = 1.0) -> Points:
     g = torch.Generator().manual_seed(seed)
     labels = torch.eye(K)[torch.arange(count) % K]
     return Points(torch.randn(count, F, generator=g), labels, torch.full((count,), weight))
 
 
-def head(**options):
+def some_kept(seed: int = 1) -> Points:
+    """Four unlabeled points, of which the second was refused."""
+    return points(4, seed)._replace(weight=torch.tensor([1.0, 0.0, 1.0, 1.0]))
+
+
+def joined(points: Points) -> Tensor:
+    return torch.cat([points.features, points.labels], -1)
+
+
+def leaky(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, 0.1 * x)
+
+
+def head(**options: Any) -> NeuralProcessHead:
     torch.manual_seed(0)
     return NeuralProcessHead(F, K, latent_dim=M, **{"bank_size": 64, "num_samples": 5} | options)
 
 
-def learn(made, labeled, unlabeled, seed=1):
+def learn(made: NeuralProcessHead, labeled: Points, unlabeled: Points, seed: int = 1) -> Learnt:
     torch.manual_seed(seed)
     return made.learn(labeled, unlabeled)
 
@@ -76,8 +93,33 @@ def test_t5_the_standard_deviation_is_at_least_a_tenth():
     torch.testing.assert_close(made.latent(torch.randn(M)).var_Z, torch.full((M,), 0.01))
 
 
-def test_t7_nothing_kept_adds_nothing():
-    out = learn(head(), points(6), points(4, 1, weight=0.0))
+def test_networks_and_latent_distribution_by_hand():
+    """The published code: slopes of .1, a standard deviation of .1 + .9 softplus."""
+    made, code, point = head(), torch.randn(M), torch.randn(F + K)
+    first, _, second, _ = made.encode_latent
+    torch.testing.assert_close(made.encode_latent(point), leaky(second(leaky(first(point)))))
+    mean_first, _, mean_second = made.latent_mean
+    scale_first, _, scale_second = made.latent_scale
+    q = made.latent(code)
+    torch.testing.assert_close(q.mean_Z, mean_second(leaky(mean_first(code))))
+    sigma = 0.1 + 0.9 * scale_second(leaky(scale_first(code))).exp().log1p()
+    torch.testing.assert_close(q.var_Z, sigma**2)
+
+
+def test_first_weights_are_xavier_normal():
+    layers = [m for m in NeuralProcessHead(512, 100, latent_dim=128).modules() if isinstance(m, nn.Linear)]
+    assert len(layers) == 11
+    for layer in layers:
+        sigma = (2 / (layer.in_features + layer.out_features)) ** 0.5
+        assert layer.weight.std().item() == pytest.approx(sigma, rel=0.05)
+        assert (layer.weight.abs() > 2 * sigma).any(), "uniform numbers end at 1.73 standard deviations"
+        assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("targets", ["code", "paper_union"])
+def test_t7_nothing_kept_adds_nothing(divergence, targets):
+    out = learn(head(divergence=divergence, targets=targets), points(6), points(4, 1, weight=0.0))
     assert out.penalty == 0 and out.unlabeled.isfinite().all()
     out.penalty.backward()
 
@@ -109,10 +151,9 @@ def test_labeled_predictions_come_from_their_own_codes_and_unlabeled_ones_from_t
     made, labeled, unlabeled = head(), points(6), points(4, 1)
     out = learn(made, labeled, unlabeled)
     torch.manual_seed(1)
-    join = lambda p: torch.cat([p.features, p.labels], -1)  # noqa: E731
-    r = made.encode_context(join(labeled)).mean(0)
-    z_l = made.latent(made.encode_latent(join(labeled)).mean(0)).sample(5)[:, None]
-    z_u = made.latent(made.encode_latent(join(unlabeled)).mean(0)).sample(5)[:, None]
+    r = made.encode_context(joined(labeled)).mean(0)
+    z_l = made.latent(made.encode_latent(joined(labeled)).mean(0)).sample(5)[:, None]
+    z_u = made.latent(made.encode_latent(joined(unlabeled)).mean(0)).sample(5)[:, None]
     torch.testing.assert_close(out.labeled, made.decode(labeled.features, z_l, r))
     torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z_u, r))
 
@@ -121,10 +162,9 @@ def test_the_union_of_the_paper_has_one_latent_variable_for_all_targets():
     made, labeled, unlabeled = head(targets="paper_union"), points(6), points(4, 1)
     out = learn(made, labeled, unlabeled)
     torch.manual_seed(1)
-    join = lambda p: torch.cat([p.features, p.labels], -1)  # noqa: E731
-    z = made.latent(torch.cat([made.encode_latent(join(labeled)), made.encode_latent(join(unlabeled))]).mean(0))
+    z = made.latent(torch.cat([made.encode_latent(joined(labeled)), made.encode_latent(joined(unlabeled))]).mean(0))
     z = z.sample(5)[:, None]
-    r = made.encode_context(join(labeled)).mean(0)
+    r = made.encode_context(joined(labeled)).mean(0)
     torch.testing.assert_close(out.labeled, made.decode(labeled.features, z, r))
     torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z, r))
 
@@ -146,6 +186,43 @@ def test_the_skew_follows_the_uncertainties():
     out = learn(made, labeled, unlabeled)
     u_c, u_t = (entropy(mean_probs(logits)).mean() for logits in (out.labeled, out.unlabeled))
     torch.testing.assert_close(out.metrics["skew"], (u_c / (u_c + u_t)).detach())
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("targets", ["code", "paper_union"])
+def test_the_penalty_is_of_context_and_kept_targets(targets, divergence):
+    """Paper, Sec. 3.2.3: D(q(z | context), q(z | target)); the published code's targets are the kept strong ones."""
+    made, labeled, unlabeled = head(targets=targets, divergence=divergence), points(6), some_kept()
+    out = learn(made, labeled, unlabeled)
+    kept = unlabeled.weight > 0
+    context, target = made.encode_latent(joined(labeled)), made.encode_latent(joined(unlabeled))[kept]
+    u_c, u_t = entropy(mean_probs(out.labeled)), entropy(mean_probs(out.unlabeled))[kept]
+    if targets == "paper_union":
+        target, u_t = torch.cat([context, target]), torch.cat([u_c, u_t])
+    alpha = u_c.mean() / (u_c.mean() + u_t.mean())
+    torch.testing.assert_close(out.metrics["skew"], alpha.detach())
+    by_hand = DIVERGENCES[divergence](made.latent(context.mean(0)), made.latent(target.mean(0)), alpha.detach())
+    torch.testing.assert_close(out.penalty, by_hand)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_matched_strength_undoes_the_skew_and_leaves_the_kl_alone(divergence):
+    plain, matched = (
+        learn(head(divergence=divergence, match_strength=on), points(6), some_kept()) for on in (False, True)
+    )
+    alpha = plain.metrics["skew"]
+    strength = 1 if divergence == "kl" else alpha * (1 - alpha)
+    torch.testing.assert_close(matched.penalty * strength, plain.penalty)
+
+
+def test_each_bank_gets_its_own_codes_labeled_ones_first():
+    made, labeled, unlabeled = head(), points(6), some_kept()
+    learn(made, labeled, unlabeled)
+    kept = made.encode_latent(joined(unlabeled))[unlabeled.weight > 0]
+    latent_codes = torch.cat([made.encode_latent(joined(labeled)), kept])
+    torch.testing.assert_close(made.latent_bank.codes[1:10], latent_codes)
+    torch.testing.assert_close(made.context_bank.codes[1:7], made.encode_context(joined(labeled)))
+    assert (int(made.latent_bank.count), int(made.context_bank.count)) == (10, 7)
 
 
 def test_a_point_of_weight_zero_changes_nothing():
@@ -188,6 +265,19 @@ def test_prediction_changes_no_buffer():
     before = {name: buffer.clone() for name, buffer in made.named_buffers()}
     made(points(5).features)
     assert all(torch.equal(buffer, before[name]) for name, buffer in made.named_buffers())
+
+
+def test_prediction_samples_z_and_takes_the_mean_of_the_contexts():
+    made, images = head(), points(7).features
+    learn(made, points(6), some_kept())
+    torch.manual_seed(3)
+    logits = made(images)
+    torch.manual_seed(3)
+    q = made.latent(made.latent_bank.codes[:10].mean(0))
+    z = q.mean_Z + q.var_Z.sqrt() * torch.randn(5, M)
+    code = made.context_bank.codes[:7].mean(0)
+    torch.testing.assert_close(logits, made.decode(images, z[:, None], code))
+    assert len(made(images, 2)) == 2
 
 
 def test_samples_spread_as_the_latent_distribution_says():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +31,69 @@ def draws(name: RecipeName, number: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def of(operation: str, name: RecipeName) -> np.ndarray:
     operation_N, magnitude_N = draws(name)
     return magnitude_N[operation_N == operations.OPERATIONS.index(operation)]
+
+
+FIXMATCH: dict[str, Any] = {  # its main code; FixMatch's mid-gray is 127
+    "num_ops": 2,
+    "probability": 0.5,
+    "levels": (1, 9, 10),  # M = 10 is excluded
+    "enhance": (0.1, 1.9),
+    "posterize": (4.9, 0.9),  # cut to a whole number this is 4 - int(4m / 10)
+    "solarize": (256.0, 0.0),
+    "rotate": (0.0, 30.0),
+    "shear": (0.0, 0.3),
+    "translate": (0.0, 10.0),
+    "translate_by_share": False,
+    "random_sign": True,
+    "fill": 127,
+    "cutout_side": 16,
+    "cutout_color": (127, 127, 127),
+    "before_crop": False,
+    "color": True,
+    "geometry": True,
+    "cutout": True,
+}
+TABLE: dict[RecipeName, dict[str, Any]] = {  # spec 1.4
+    "ra_torchssl": {
+        "num_ops": 3,
+        "probability": 1.0,
+        "levels": (0, 65535, 65536),  # fine enough for a real number
+        "enhance": (0.05, 0.95),
+        "posterize": (4.0, 8.0),
+        "solarize": (0.0, 256.0),
+        "rotate": (-30.0, 30.0),
+        "shear": (-0.3, 0.3),
+        "translate": (-0.3, 0.3),
+        "translate_by_share": True,
+        "random_sign": False,
+        "fill": 0,
+        "cutout_side": None,
+        "cutout_color": (125, 123, 114),
+        "before_crop": True,
+        "color": True,
+        "geometry": True,
+        "cutout": True,
+    },
+    "ra_fixmatch": FIXMATCH,
+    "ra_max": FIXMATCH
+    | {
+        "levels": (10, 10, 10),
+        "posterize": (0.0, 4.0),
+        "solarize": (0.0, 256.0),  # at full level: no change
+        "fill": 128,
+        "cutout_color": (128, 128, 128),
+    },
+}
+
+
+def test_the_recipes_are_those_of_the_table() -> None:
+    assert {name: asdict(recipe) for name, recipe in RECIPES.items()} == TABLE
+    for name in RECIPES:
+        assert asdict(augment.recipe(name)) == TABLE[name]
+        changed = {"num_ops": 5, "color": False, "geometry": False, "cutout": False}
+        assert asdict(augment.recipe(name, **changed)) == TABLE[name] | changed
+        for switch in ("color", "geometry", "cutout"):
+            assert asdict(augment.recipe(name, **{switch: False})) == TABLE[name] | {switch: False}
 
 
 def test_operations_are_drawn_evenly_and_apart_in_every_round() -> None:
@@ -162,6 +227,18 @@ def test_a_weak_view_is_mirrored_half_the_time_and_shifted_evenly() -> None:
     assert smaller.shape == (10_000, 1, 5, 6) and smaller.min() == 0 and smaller.max() == 16 * 7 + 7
     with pytest.raises(UserError, match="12x12"):
         augment.weak(ramp, KEY, PLACES, flip=False, padding=1, size=(12, 12))
+
+
+def test_a_shift_reaches_both_edges_in_both_directions() -> None:
+    """Two pixels of padding leave 5 x 5 places, drawn evenly; the one in the middle changes nothing."""
+    ramp = (16 * torch.arange(8)[:, None] + torch.arange(8)).to(torch.uint8).expand(10_000, 1, 8, 8)
+    views = augment.weak(ramp, KEY, PLACES, flip=False, padding=2)[:, 0].to(torch.int64)
+    row, column = views[:, 3, 3] // 16 - 1, views[:, 3, 3] % 16 - 1  # 0 to 4
+    assert np.abs(np.bincount((5 * row + column).numpy(), minlength=25) - 400).max() < 4 * (400 * 24 / 25) ** 0.5
+    assert torch.equal(views[(row == 2) & (column == 2)][0], ramp[0, 0].to(torch.int64))
+    far = views[(row == 2) & (column == 4)][0, 0]
+    assert far.tolist() == [2, 3, 4, 5, 6, 7, 6, 5], "the right edge, and then reflected"
+    assert views[(row == 2) & (column == 0)][0, 0].tolist() == [2, 1, 0, 1, 2, 3, 4, 5]
 
 
 def test_resized_crops_cover_the_asked_area_at_mild_ratios() -> None:

@@ -246,7 +246,8 @@ def resized_crop(
     """A random part of each image, resized to a square, mirrored half the time: torchvision's RandomResizedCrop.
 
     The part has U[min_area, 1] of the image's area and a log-uniform aspect ratio from 3/4 to 4/3; of ten drawn, the
-    first that fits is taken; if none does, which takes a min_area near 1, the first is cut to the image. Sampled bilinearly in float32: devices may differ by one gray level.
+    first that fits is taken; if none does, which takes a min_area near 1, the first is cut to the image. Sampled
+    bilinearly in float32: devices may differ by one gray level.
     """
     height, width = images.shape[-2:]
     draws = chance.uniform(chance.scramble(key + _CROP), places_N, 3 + 2 * _ATTEMPTS)

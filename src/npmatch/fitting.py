@@ -77,10 +77,7 @@ def fit(
     }
     changes = together(named, settings or {})
     if config:
-        file = read_file(Path(config))
-        if preset not in (None, file.get("preset", preset)):
-            raise UserError(f"--preset {preset}: --config {config} is of the preset {file['preset']}; give one of them")
-        changes = over_file(file, changes)
+        changes = over_file(read_config(Path(config), preset), changes)
     opening, place = opening or Opening(), choose_device(device)
     seconds = None if budget is None else parse_budget(budget)
     if seconds is not None and steps is not None:
@@ -104,17 +101,16 @@ def fit(
                     write_report(folder.path)
                 return Run(folder.path, device=device)
             plan = stored_plan(folder, wanted, data, opening=opening, device=place, progress=progress)
-            training = build_training(plan.settings, plan.source, plan.split, plan.device)
         else:
             if home is not None:
                 RunFolder.refuse_taken(home, resume=resume)  # now, not after minutes of reading images
             plan = new_plan(data, changes, preset_name=preset, opening=opening, device=place, progress=progress)
-            training = checked_training(plan)
+            check_folds(plan)
+            check_size(plan)
             if resume:
                 progress.warn(f"{home}: there is no run to go on with, so one is begun")
             if seconds is not None:
                 plan = within(plan, seconds, progress)
-                training = build_training(plan.settings, plan.source, plan.split, plan.device)
             folder = stack.enter_context(RunFolder.create(home or _path(plan), resume=resume))
             folder.write_config(plan.config())
             folder.write_split(vars(plan.split))
@@ -123,33 +119,35 @@ def fit(
             progress.warn(text)
         normal = normalization(plan.source, plan.split)
         session = Session(folder.path, folder, plan, normal, clock, asked, progress, tensorboard, warnings)
+        training = build_training(plan.settings, plan.source, plan.split, plan.device)
         with determinism(plan.settings.train.deterministic):
             work(session, training)
     return Run(folder.path, device=device)
 
 
-def checked_training(plan: Plan) -> Training:
-    """The run before its first step, after what may refuse it; no folder has been made for it yet."""
-    check_folds(plan)
-    training = build_training(plan.settings, plan.source, plan.split, plan.device)
-    check_size(plan, training)
-    return training
-
-
-def check_size(plan: Plan, training: Training) -> None:
-    """Complain now where an image is too small for the network, or for its views."""
+def check_size(plan: Plan) -> None:
+    """Complain before a folder is made where an image is too small for the network, or for its views."""
     chosen, size = plan.settings, plan.source.image_size
     name = f"--image-size {size}"
     if chosen.views.crop == "shift" and chosen.views.padding >= size:
         raise UserError(f"{name}: cannot be shifted by views.padding={chosen.views.padding}; make that smaller")
+    teacher = build_training(chosen, plan.source, plan.split, plan.device).teacher  # which may refuse the settings
     image = torch.zeros(1, plan.source.images.shape[1], size, size, device=plan.device)
     try:
         with torch.no_grad():
-            training.teacher(image)
+            teacher(image)
     except (RuntimeError, ValueError, AssertionError) as error:  # timm asserts
         if out_of_memory(error):
             raise UserError(f"{name}: one image alone does not fit in the memory of {plan.device}") from None
         raise UserError(f"{name}: does not go through the network {chosen.net.name} ({error}); take another") from error
+
+
+def read_config(config: Path, preset: str | None) -> dict[str, Any]:
+    """The settings of --config, which may name a preset of its own."""
+    file = read_file(config)
+    if preset not in (None, file.get("preset", preset)):
+        raise UserError(f"--preset {preset}: --config {config} is of the preset {file['preset']}; give one of them")
+    return file
 
 
 def over_file(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

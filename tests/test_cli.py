@@ -72,7 +72,7 @@ def test_help_comes_at_once_and_without_torch() -> None:
 
 @pytest.mark.parametrize("policy", ["passive", "active"])
 def test_threads_do_not_spin_unless_told_to(policy: str) -> None:
-    """On two busy cores a step on digits took thirty times as long with threads that spin."""
+    """Where other programs want the cores, threads that spin wait for each other most of the time."""
     look = "import sys; from npmatch import cli; assert 'torch' not in sys.modules; import os; print(os.environ[%r])"
     told = {} if policy == "passive" else {"OMP_WAIT_POLICY": policy}
     assert python("-c", look % "OMP_WAIT_POLICY", PYTHONPATH=str(SOURCE), **told).stdout == f"{policy}\n"

@@ -12,9 +12,8 @@ import numpy as np
 
 from npmatch.config import Settings, override
 from npmatch.data.check import Findings, examine
-from npmatch.data.labels import shown
 from npmatch.data.source import Source
-from npmatch.errors import UserError
+from npmatch.errors import UserError, printable, shown
 from npmatch.functional.metrics import accept_threshold
 from npmatch.plan import LABELS_PER_CLASS, Opening, open_data, split_of
 from npmatch.presets import BUILTIN, About, preset
@@ -27,7 +26,6 @@ CUT = 0.25  # of the median image is lost to the centered square: worth a word
 CLAIM = 0.95  # the accuracy of accepted predictions that advice speaks of
 MOST_CLASSES = 24  # rows of the table
 NAMED = 3  # examples in a sentence
-LINE = 400  # characters of what an error says
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
@@ -89,7 +87,7 @@ def _refusals(source: Source, settings: Settings, found: Findings, *, skip_unrea
         try:
             split_of(source, settings)
         except UserError as error:
-            yield "\n".join(shown(line, LINE) for line in str(error).splitlines())
+            yield printable(str(error))
 
 
 def _warnings(source: Source, found: Findings) -> Iterator[str]:
@@ -177,7 +175,7 @@ def _advice(settings: Settings, found: Findings) -> Iterator[str]:
     yield (
         f"preset {settings.preset} trains {settings.net.name} for {train.steps:,} steps of {train.batch_size} labeled "
         f"and {train.batch_size * train.unlabeled_ratio} unlabeled images"
-        + ("; --preset standard is for an hour on a GPU" if settings.preset == "quick" else "")
+        + ("; --preset standard is for a GPU" if settings.preset == "quick" else "")
     )
 
 
@@ -232,7 +230,7 @@ def _facts(checked: Checked) -> Iterator[tuple[str, str]]:
         folders = count(len(found.ignored_folders), "folder that is no part", "folders that are no parts")
         yield "ignored", f"{folders}: {_some(found.ignored_folders, _file)}"
     for name, reason in found.unreadable + found.undecodable:
-        yield "unreadable", f"{_file(name)}: {shown(reason, LINE)}"
+        yield "unreadable", f"{_file(name)}: {printable(reason)}"
 
 
 def _range(width: Sequence[int], height: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar  # noqa: E402
 import click  # noqa: E402
 
 from npmatch import __version__  # noqa: E402
-from npmatch.errors import Diverged, Stopped, UserError  # noqa: E402
+from npmatch.errors import Diverged, Stopped, UserError, printable  # noqa: E402
 
 # Read once, when torch is imported. Its threads wait for each other by spinning unless told otherwise, and where other
 # programs want the same cores, small tensors then take many times as long. No result depends on it.
@@ -39,8 +39,7 @@ def main() -> None:
         click.echo(f"{verb}: {' '.join(error.format_message().split())} (see {verb} --help)", err=True)
         sys.exit(error.exit_code)
     except UserError as error:
-        told = "".join(char if char.isprintable() or char == "\n" else "?" for char in str(error))  # names may hold any
-        click.echo(f"npmatch: {told}", err=True)
+        click.echo(f"npmatch: {printable(str(error))}", err=True)
         sys.exit(2)
     except Diverged as error:
         click.echo(f"npmatch: training diverged: {error}", err=True)
@@ -56,7 +55,7 @@ def npmatch() -> None:
     """Many images, few labels: a classifier that says when it may be trusted.
 
     \b
-    npmatch fit digits                    try it: no download, two minutes on a laptop
+    npmatch fit digits                    try it: no download, no GPU
     npmatch check my_images/              what is in a folder, before training on it
     npmatch fit my_images/ --budget 10m   labeled/<class>/…, unlabeled/…, optional val/ and test/
     npmatch predict runs/… new/ --out answers.csv --accept-at 0.95
@@ -154,7 +153,7 @@ def check(
 @click.option("--algorithm", help="See npmatch list algorithms. Default: npmatch.")
 @click.option("--head", help="linear, dropout or neural_process. Default: the algorithm's own.")
 @click.option("--net", help="wrn_28_2, wrn_28_8, wrn_37_2, resnet50, tiny, or any timm name.")
-@click.option("--preset", help="quick (minutes), standard (an hour on a GPU) or paper (2^20 steps). Default: quick.")
+@click.option("--preset", help="quick (800 steps, the default), standard (20,000, for a GPU) or paper (2^20).")
 @click.option("--steps", type=int, help="How long to train.")
 @click.option("--budget", help="How long to train, in time: 90s, 10m, 1.5h. Turned into steps once, after a trial.")
 @click.option("--seed", type=int, help="Of the labels drawn, the first weights, the batches.")

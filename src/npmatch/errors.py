@@ -23,6 +23,17 @@ class Stopped(Exception):
         self.code = code
 
 
+def printable(text: str) -> str:
+    """Text that a terminal only shows: names of files and classes may hold any character."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
+def shown(name: str, most: int) -> str:
+    """A name in a line for people: of a long one both ends."""
+    text = printable(name).replace("\n", "?")
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
+
+
 def refuse(what: str, problems: Sequence[str]) -> None:
     """Raise one UserError that names all the problems, if there are any."""
     if not problems:

@@ -78,29 +78,22 @@ def fit(
     changes = together(named, settings or {})
     if config:
         changes = over_file(read_config(Path(config), preset), changes)
-    opening, place = opening or Opening(), choose_device(device)
-    seconds = None if budget is None else parse_budget(budget)
-    if seconds is not None and steps is not None:
-        raise UserError("--budget and --steps both say how long to train; give one of them")
+    home, seconds = checked_home(out, resume=resume), checked_budget(budget, steps)
     if tensorboard:
         summary_writer()
-    home = None if out is None else Path(out)
-    if home == Path() and not resume:  # --out "" is the same
-        raise UserError("--out names no folder of its own; give the run a name")
-    if resume and home is None:
-        raise UserError("--resume: say which run goes on, with --out RUN")
+    opening, place = opening or Opening(), choose_device(device)
     with listening() as asked, ExitStack() as stack:
         if home is not None and resume and (home / "config.toml").is_file():
             folder = stack.enter_context(RunFolder.create(home, resume=True))
-            wanted = agreed_settings(folder, changes, preset_name=preset)
+            agreed = agreed_settings(folder, changes, preset_name=preset)
             if seconds is not None:
-                progress.warn(f"--budget {budget}: {home} was begun with {wanted.train.steps:,} steps, which stand")
+                progress.warn(f"--budget {budget}: {home} was begun with {agreed.train.steps:,} steps, which stand")
             if folder.read_result() is not None:  # its data need not be there any more
                 progress.say(f"{folder.path} is finished")
                 if not (folder.path / "report.html").exists():
                     write_report(folder.path)
                 return Run(folder.path, device=device)
-            plan = stored_plan(folder, wanted, data, opening=opening, device=place, progress=progress)
+            plan = stored_plan(folder, agreed, data, opening=opening, device=place, progress=progress)
         else:
             if home is not None:
                 RunFolder.refuse_taken(home, resume=resume)  # now, not after minutes of reading images
@@ -111,18 +104,41 @@ def fit(
                 progress.warn(f"{home}: there is no run to go on with, so one is begun")
             if seconds is not None:
                 plan = within(plan, seconds, progress)
-            folder = stack.enter_context(RunFolder.create(home or _path(plan), resume=resume))
+            folder = stack.enter_context(RunFolder.create(home or free_place(plan), resume=resume))
             folder.write_config(plan.config())
             folder.write_split(vars(plan.split))
-        warnings = leaks(plan)
-        for text in warnings:
-            progress.warn(text)
         normal = normalization(plan.source, plan.split)
-        session = Session(folder.path, folder, plan, normal, clock, asked, progress, tensorboard, warnings)
-        training = build_training(plan.settings, plan.source, plan.split, plan.device)
-        with determinism(plan.settings.train.deterministic):
-            work(session, training)
+        run_to_its_end(Session(folder.path, folder, plan, normal, clock, asked, progress, tensorboard, leaks(plan)))
     return Run(folder.path, device=device)
+
+
+def run_to_its_end(session: Session) -> None:
+    """Say what is to be said of the data, then train, evaluate and report."""
+    plan = session.plan
+    for text in session.warnings:
+        session.progress.warn(text)
+    training = build_training(plan.settings, plan.source, plan.split, plan.device)
+    with determinism(plan.settings.train.deterministic):
+        work(session, training)
+
+
+def checked_home(out: Path | str | None, *, resume: bool) -> Path | None:
+    """The run's folder, if a person named one."""
+    home = None if out is None else Path(out)
+    if home == Path() and not resume:  # --out "" is the same
+        raise UserError("--out names no folder of its own; give the run a name")
+    if resume and home is None:
+        raise UserError("--resume: say which run goes on, with --out RUN")
+    return home
+
+
+def checked_budget(budget: str | None, steps: int | None) -> float | None:
+    """The time there is, in seconds, if it is time that says how long to train."""
+    if budget is None:
+        return None
+    if steps is not None:
+        raise UserError("--budget and --steps both say how long to train; give one of them")
+    return parse_budget(budget)
 
 
 def check_size(plan: Plan) -> None:
@@ -164,7 +180,7 @@ def over_file(file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return {key: value for key, value in file.items() if key.partition(".")[0] not in left} | dict(given)
 
 
-def _path(plan: Plan) -> Path:
+def free_place(plan: Plan) -> Path:
     """Where a new run goes that nobody named a folder for."""
     settings = plan.settings
     return default_path(settings.data.source, settings.algorithm_name, len(plan.split.labeled), settings.seed)

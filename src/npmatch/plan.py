@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from npmatch import __version__
 from npmatch.algorithms import ALGORITHMS
 from npmatch.config import Data, Settings, flat, from_dict, override
+from npmatch.data.check import CHUNK, prints
 from npmatch.data.folder import NO_IMAGE, NO_PART
 from npmatch.data.source import Source
 from npmatch.data.sources import open_source
@@ -163,9 +163,10 @@ def leaks(plan: Plan) -> list[str]:
     source, split, found = plan.source, plan.split, []
     if not isinstance(source.images, torch.Tensor):
         return found
-    labeled, unlabeled = (set(_prints(source.images, places)) for places in (split.labeled, split.unlabeled))
+    hashes = [digest for chunk in source.images.split(CHUNK) for digest, _ in prints(chunk)]
+    labeled, unlabeled = ({hashes[place] for place in places} for places in (split.labeled, split.unlabeled))
     for part, places in (("test", split.test), ("val", split.val)):
-        own = _prints(source.images, places)
+        own = [hashes[place] for place in places]
         with_label = sum(one in labeled for one in own)
         without = sum(one in unlabeled and one not in labeled for one in own)
         for count, how in ((with_label, "with their labels"), (without, "without labels")):
@@ -175,11 +176,6 @@ def leaks(plan: Plan) -> list[str]:
                     "npmatch check names them"
                 )
     return found
-
-
-def _prints(images: torch.Tensor, places: np.ndarray) -> list[bytes]:
-    pixels = images.numpy()
-    return [blake2b(pixels[place].tobytes(), digest_size=16).digest() for place in places]
 
 
 def open_data(data: Any, chosen: Data, opening: Opening, progress: Progress) -> Source:

@@ -188,7 +188,7 @@ def _look_at_all(images: Tensor | Files, progress: Progress | None) -> list[_Loo
         return attempt_each(lambda i: _look_at_file(images, i), len(images.names), progress)
     looks: list[_Look | Unreadable] = []
     for chunk in images.split(CHUNK):
-        looks += [_Look(digest, plain, None) for digest, plain in _prints(chunk)]
+        looks += [_Look(digest, plain, None) for digest, plain in prints(chunk)]
         if progress is not None:
             progress(len(looks), len(images))
     return looks
@@ -196,11 +196,11 @@ def _look_at_all(images: Tensor | Files, progress: Progress | None) -> list[_Loo
 
 def _look_at_file(files: Files, index: int) -> _Look:
     """Raises Unreadable."""
-    ((digest, plain),) = _prints(files.decode([index]))
+    ((digest, plain),) = prints(files.decode([index]))
     return _Look(digest, plain, _original(files.root / files.names[index]))
 
 
-def _prints(images_NCHW: Tensor) -> list[tuple[bytes, bool]]:
+def prints(images_NCHW: Tensor) -> list[tuple[bytes, bool]]:
     """Of each image a hash of its pixels, and whether all of them are alike."""
     pixels = np.ascontiguousarray(images_NCHW.numpy())
     plain_N = (pixels == pixels[:, :, :1, :1]).all((1, 2, 3))

@@ -1,4 +1,4 @@
-"""What people write as labels, to class names and numbers; and names, to what can be shown."""
+"""What people write as labels, to class names and numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from npmatch.errors import shown
 
 PARTS = ("train", "val", "test")
 NO_LABEL = frozenset(("", "nan", "-1", "-1.0"))  # as text; -1 is scikit-learn's mark, -1.0 what pandas makes of it
@@ -87,12 +89,6 @@ def number(
         elif name is not None:
             labels[index] = numbers[name]
     return labels, tuple(classes), problems
-
-
-def shown(name: str, most: int) -> str:
-    """A name for people: no control characters, and of a long one both ends."""
-    text = "".join(char if char.isprintable() else "?" for char in name)
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2) :]}"
 
 
 def _is_whole(name: str) -> bool:

@@ -17,9 +17,9 @@ from io import StringIO
 from pathlib import Path, PureWindowsPath
 from typing import Any, Protocol, runtime_checkable
 
-from npmatch.data.labels import PARTS, as_text, number, read_labels, shown
+from npmatch.data.labels import PARTS, as_text, number, read_labels
 from npmatch.data.listing import Listing
-from npmatch.errors import UserError, refuse
+from npmatch.errors import UserError, refuse, shown
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")  # file:/, http:/, ...; a drive letter is handled before
 

@@ -10,30 +10,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from one_run import finished
+
+from npmatch.data.sources import open_source
 
 WORDS = ("fit", "digits", "--labels-per-class", "14", "--calibrate", "5")
 
 
 def claims(seed: int, asked: list[float]) -> list[dict[str, Any]]:
     """What one run claims at each accuracy, and what is so."""
-    from npmatch import load
-    from npmatch.data.sources import open_source
-
-    with tempfile.TemporaryDirectory() as place:
-        words = [*WORDS, "--seed", str(seed), "--out", f"{place}/run"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, "-m", "npmatch", *words], capture_output=True, check=True, env=environment)
-        run, digits = load(f"{place}/run", device="cpu"), open_source("digits")
+    digits = open_source("digits")
+    with finished(*WORDS, "--seed", str(seed)) as (run, environment):
         (test,) = np.nonzero(digits.parts == "test")
         said = run.predict(digits.take(test))
         right = said.labels == np.asarray(digits.classes)[digits.labels[test]]
@@ -44,8 +37,7 @@ def claims(seed: int, asked: list[float]) -> list[dict[str, Any]]:
             row = {"seed": seed, "asked": accuracy, "from": allowed.min_confidence, "reason": allowed.reason}
             row |= {"test": len(test), "right": int(right.sum()), "accepted": int(accepted.sum())}
             rows.append(row | {"accepted_right": int(right[accepted].sum())})
-        config = tomllib.loads((run.path / "config.toml").read_text())
-    return [row | {"environment": config["environment"]} for row in rows]
+    return [row | {"environment": environment} for row in rows]
 
 
 def main() -> None:
@@ -56,7 +48,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
     options = parser.parse_args()
     options.out.mkdir(parents=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    environment: dict[str, Any] = {}
     with ThreadPoolExecutor(options.jobs) as pool, open(options.out / "runs.jsonl", "w", buffering=1) as log:
         for found in pool.map(lambda seed: claims(seed, options.accuracies), options.seeds):
             for row in found:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
+
+from one_run import finished
 
 SEEDS = range(100, 110)
 WORDS = ("fit", "digits", "--labels-per-class", "14", "--set", "data.val_share=0.715")
@@ -26,17 +24,10 @@ WORDS = ("fit", "digits", "--labels-per-class", "14", "--set", "data.val_share=0
 
 def held_out_error(key: str, value: str, seed: int, more: tuple[str, ...]) -> dict[str, Any]:
     """One run, and how often it was wrong on the images put aside."""
-    from npmatch import load
-
-    with tempfile.TemporaryDirectory() as place:
-        words = [*WORDS, *more, "--seed", str(seed), "--set", f"{key}={value}", "--out", f"{place}/run"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, "-m", "npmatch", *words], capture_output=True, check=True, env=environment)
-        run = load(f"{place}/run", device="cpu")
+    with finished(*WORDS, *more, "--seed", str(seed), "--set", f"{key}={value}") as (run, environment):
         correct = run.folder.load_model()[0]["held_out.correct"]
-        config = tomllib.loads((run.path / "config.toml").read_text())
     wrong = int((~correct.bool()).sum())
-    return {"value": value, "seed": seed, "images": len(correct), "wrong": wrong, "environment": config["environment"]}
+    return {"value": value, "seed": seed, "images": len(correct), "wrong": wrong, "environment": environment}
 
 
 def main() -> None:
@@ -49,7 +40,7 @@ def main() -> None:
     options.out.mkdir(parents=True)
     pairs = [(value, seed) for seed in SEEDS for value in options.values]
     with ThreadPoolExecutor(options.jobs) as pool, open(options.out / "runs.jsonl", "w", buffering=1) as log:
-        rows = []
+        rows, environment = [], {}
         for row in pool.map(lambda pair: held_out_error(options.key, *pair, tuple(more)), pairs):
             environment = row.pop("environment")
             print(json.dumps(row), file=log)

@@ -232,6 +232,7 @@ def test_a_budget_is_for_everything_that_trains(home: Path, tmp_path: Path, fold
     assert done.code == 0 and said, done
     each, steps, whole = float(said[1]) / 1000, int(said[2].replace(",", "")), float(said[4])
     assert whole - 0.05 <= 0.9 * 3 and abs(steps * each * (1 + folds) - whole) <= 0.05 + 0.05e-3 * steps * (1 + folds)
+    assert ("steps are too few to learn much" in done.err) == (steps < 200)
     assert whole + 0.05 + each * (1 + folds) > 0.9 * 3 and (f"each of {folds} folds" in said[3]) == (folds > 0)
     assert json.loads((tmp_path / "R/result.json").read_text())["steps"] == steps
     found = [RunFolder(tmp_path / f"R/folds/{i}").load_checkpoint() for i in range(folds)]

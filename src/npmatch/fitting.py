@@ -30,6 +30,7 @@ from npmatch.runs import RunFolder, default_path
 from npmatch.session import EVALUATIONS, Clock, Session, determinism, memory_advice, out_of_memory, summary_writer
 
 TRIAL_STEPS, TRIAL_SECONDS = 60, 5.0  # at most, and about
+FEW_STEPS = 200  # a quarter of preset quick
 TRAINING_SHARE = 0.9  # of a budget, evaluations on the way included; the rest is for what comes before and after
 
 
@@ -222,6 +223,11 @@ def within(plan: Plan, seconds: float, progress: Progress) -> Plan:
     more = f", and as many for each of {folds} folds," if folds else ""
     whole = duration(steps * each * (1 + folds) + looks)
     progress.say(f"--budget: a step takes {1000 * each:.1f} ms, so {steps:,} steps{more} in about {whole}")
+    if steps < FEW_STEPS:
+        progress.warn(
+            f"{steps:,} steps are too few to learn much: give more time, or shorten a step with a smaller "
+            "--image-size, --net tiny or a GPU"
+        )
     return replace(plan, settings=replace(plan.settings, train=replace(plan.settings.train, steps=steps)))
 
 

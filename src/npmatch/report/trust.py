@@ -66,8 +66,8 @@ def trust(found: Predictions, result: dict[str, Any]) -> Trust:
     reliability, reliability_caption = _reliability(each, result)
     share, share_caption = _uncertainty(each, result)
     return Trust(
-        sentence=f"Accepting only the {_START} % most certain images takes the error from {risk[-1]:.2f} % "
-        f"to {risk[accepted[start] - 1]:.2f} %.",
+        sentence=f"Accepting only the {100 * accepted[start] / total:.0f} % most certain images takes the error from "
+        f"{risk[-1]:.2f} % to {risk[accepted[start] - 1]:.2f} %.",
         risk_coverage=_risk_coverage(risk, accepted),
         risk_caption=f"AURC, the mean height of the curve: {words.figure(result.get('aurc'), '%')}. "
         "The dashed line is what refusing at random would give.",

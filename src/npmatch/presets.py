@@ -79,12 +79,12 @@ def _imagenet(settings: Settings) -> Settings:
 
 
 def quick(about: About, algorithm: str) -> Settings:
-    """Minutes on a laptop."""
+    """800 steps, for a first look."""
     return _own_data(about, algorithm, preset="quick", steps=800)
 
 
 def standard(about: About, algorithm: str) -> Settings:
-    """An hour on one GPU."""
+    """20,000 steps, for a GPU."""
     return _own_data(about, algorithm, preset="standard", steps=20_000)
 
 

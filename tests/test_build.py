@@ -18,7 +18,8 @@ from npmatch.data.splits import Split
 from npmatch.data.stream import VIEWS, View
 from npmatch.engine import Training
 from npmatch.functional.divergence import dual_skew_js
-from npmatch.heads.neural_process import MemoryBank, NeuralProcessHead
+from npmatch.heads.memory_bank import MemoryBank
+from npmatch.heads.neural_process import NeuralProcessHead
 from npmatch.nets import Backbone
 from npmatch.nets.tiny import Tiny
 from npmatch.presets import BUILTIN, paper

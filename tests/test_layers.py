@@ -5,11 +5,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "npmatch"
 LAYERS = [
-    {"errors"},
+    {"errors", "ranks"},
     {"types", "functional", "data"},
     {"nets", "heads"},
     {"algorithms"},
-    {"engine"},
+    {"guard", "record", "compiled", "engine"},
     {"rounds"},  # to come, as is reproduce: methods that train in rounds, tables
     {"config"},
     {"presets"},
@@ -18,7 +18,7 @@ LAYERS = [
     {"toml", "checkpoint", "runs"},
     {"evaluate", "predictor", "answers", "report", "reproduce"},
     {"plan", "session", "outcome", "fitting"},
-    {"check", "contact_sheet", "catalog"},
+    {"check", "contact_sheet", "catalog", "bench"},
     {"cli"},
     {"__main__"},
 ]

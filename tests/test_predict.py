@@ -21,7 +21,7 @@ from npmatch.answers import write_answers
 from npmatch.contact_sheet import save_contact_sheet
 from npmatch.data.sources import open_source
 from npmatch.errors import UserError
-from npmatch.evaluate import Predicted, joined, measured, predict, unmeasured
+from npmatch.evaluate import Predicted, measured, predict, unmeasured
 from npmatch.progress import Silent
 from tests.pets import npmatch as command
 from tests.pets import paint, pets
@@ -156,7 +156,7 @@ def test_samples_are_what_the_mean_is_of(home: Path, run: npmatch.Run, gray: npm
 
 def test_samples_are_kept_only_where_asked(run: npmatch.Run) -> None:
     batches = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)] * 2
-    assert joined(predict(run.model, batches, run.normal)).samples is None
+    assert all(part.samples is None for part in predict(run.model, batches, run.normal))
     assert all(part.samples is not None for part in predict(run.model, batches, run.normal, keep_samples=True))
 
 

@@ -54,7 +54,7 @@ def of_the_specification(data: str) -> dict[str, Any]:
         "mu": 1 if large else 7,
         "K": 1_048_576,
         "EMA": (0.999, False),
-        "precision": "fp32",
+        "precision": "auto",
         "one pass": "joint",
         "both pools": True,
         "crop": "resized" if large else "shift",

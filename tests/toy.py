@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from npmatch import ranks
 from npmatch.algorithms import ALGORITHMS
 from npmatch.data.normal import Normal
 from npmatch.data.stream import Batches, Pool, Stream
@@ -30,9 +33,9 @@ def noisy(images: Tensor, key: Tensor, places: Tensor) -> Tensor:
     return images - (chance.uniform(key, places, 1) * 8).to(torch.uint8)[..., None, None].clamp(max=8) // 2
 
 
-def stream(names: tuple[str, ...], seed: int = 0) -> Stream:
-    batches = Batches(pool(LABELED, 1), pool(POOL, 2), BATCH, BATCH * RATIO, seed)
-    return Stream(batches, dict.fromkeys(names, noisy), normal=Normal(8, (0.5,), (0.3,)), device=CPU)
+def stream(names: tuple[str, ...], seed: int = 0, device: torch.device = CPU) -> Stream:
+    batches = Batches(pool(LABELED, 1), pool(POOL, 2), BATCH, BATCH * RATIO, seed, ranks.rank(), ranks.size())
+    return Stream(batches, dict.fromkeys(names, noisy), normal=Normal(8, (0.5,), (0.3,)), device=device)
 
 
 def backbone() -> nn.Module:
@@ -52,7 +55,7 @@ GENTLE = {  # thresholds that a toy passes
 }
 
 
-def facts(**changes: int) -> Facts:
+def facts(**changes: Any) -> Facts:
     known = {
         "num_classes": CLASSES,
         "feature_dim": FEATURES,
@@ -73,7 +76,10 @@ def model(head: str, seed: int = 0, **options: str) -> Model:
     return Model(backbone(), made, **options)
 
 
-def training(algorithm: str, head: str, *, seed: int = 0, precision: str = "fp32", **options: str) -> Training:
+def training(
+    algorithm: str, head: str, *, seed: int = 0, precision: str = "fp32", device: torch.device = CPU, **options: str
+) -> Training:
     chosen = ALGORITHMS[algorithm](**GENTLE[algorithm])
     pace = Pace(num_steps=STEPS, lr=0.05, schedule="half_cosine", ema_decay=0.95, ema_warmup=True, clip_norm=3.0)
-    return start(model(head, seed, **options), chosen, chosen.init(facts()), pace, seed=seed, precision=precision)
+    placed = model(head, seed, **options).to(device)
+    return start(placed, chosen, chosen.init(facts(device=device)), pace, seed=seed, precision=precision)

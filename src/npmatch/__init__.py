@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from npmatch.errors import Diverged, Stopped, UserError
+    from npmatch.errors import Diverged, RankLost, Stopped, UserError
     from npmatch.fitting import fit
     from npmatch.plan import Opening
     from npmatch.predictor import Predictions, Run, load
 
 __version__ = "0.1.0"
-__all__ = ["Diverged", "Opening", "Predictions", "Run", "Stopped", "UserError", "__version__", "fit", "load"]
+__all__ = [
+    "Diverged",
+    "Opening",
+    "Predictions",
+    "RankLost",
+    "Run",
+    "Stopped",
+    "UserError",
+    "__version__",
+    "fit",
+    "load",
+]
 
 _HOMES = {
     "fit": "fitting",
@@ -22,6 +33,7 @@ _HOMES = {
     "UserError": "errors",
     "Diverged": "errors",
     "Stopped": "errors",
+    "RankLost": "errors",
 }
 
 

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from npmatch import ranks
 from npmatch.config import Dropout, Linear, Settings
 from npmatch.data import augment
 from npmatch.data.normal import Normal
 from npmatch.data.source import Source
 from npmatch.data.splits import Split
 from npmatch.data.stream import Batches, Pool, Stream, View
-from npmatch.engine import Pace, Training, start
+from npmatch.engine import Pace, Speed, Training, start
 from npmatch.errors import UserError
 from npmatch.functional import chance
+from npmatch.guard import Precision
 from npmatch.heads.dropout import DropoutHead
 from npmatch.heads.linear import LinearHead
 from npmatch.heads.neural_process import NeuralProcessHead
-from npmatch.nets import Backbone, build_network, set_batch_norm_momentum
+from npmatch.nets import Backbone, build_network, join_batch_norm, set_batch_norm_momentum
 from npmatch.types import Facts, HasExtras, Head, Model
 
 INIT = 100  # purpose of chance: the first weights
+# From where on the minute that compiling takes pays: work that takes a large GPU two minutes without it.
+COMPILE_PIXELS, COMPILE_SECONDS = 4e9, 300.0
 
 
 def choose_device(name: str) -> torch.device:
     """auto, cpu, cuda, cuda:1 or mps, if it is there."""
+    if ranks.size() > 1:
+        name = own_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
@@ -39,6 +46,19 @@ def choose_device(name: str) -> torch.device:
         found = ", ".join(kind for kind, number in there.items() if number)
         raise UserError(f"--device {name}: is not on this machine, which has {found}; --device auto takes the best")
     return device
+
+
+def own_device(name: str) -> str:
+    """What one of several ranks computes on: the GPU of its number, or the processor."""
+    number, found = ranks.local_rank(), torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and not found):
+        return "cpu"
+    if name not in ("auto", "cuda"):
+        raise UserError(f"--device {name}: each rank takes the GPU of its own number; leave it out, or pass cpu")
+    if number >= found:
+        raise UserError(f"--nproc_per_node: each rank needs a GPU of its own, there are {found}; or pass --device cpu")
+    torch.cuda.set_device(number)  # for what does not say where it computes
+    return f"cuda:{number}"
 
 
 def build_head(settings: Settings, backbone: Backbone, num_classes: int) -> Head:
@@ -125,6 +145,8 @@ def build_stream(settings: Settings, source: Source, split: Split, normal: Norma
         batch_size=settings.train.batch_size,
         unlabeled_batch=settings.unlabeled_batch,
         seed=settings.seed,
+        rank=ranks.rank(),
+        ranks=ranks.size(),
     )
     views = build_views(settings, source.image_size)
     return Stream(batches, views, normal=normal, device=device, workers=settings.data.workers)
@@ -141,6 +163,9 @@ def own_modules(algorithm: object, facts: Facts) -> dict[str, nn.Module]:
 
 def build_training(settings: Settings, source: Source, split: Split, device: torch.device) -> Training:
     """A run before its first step."""
+    if settings.train.batch_size % ranks.size():
+        some = f"train.batch_size={settings.train.batch_size}"
+        raise UserError(f"{some}: cannot be dealt to {ranks.size()} ranks evenly; take a multiple of {ranks.size()}")
     model = build_model(settings, num_classes=len(source.classes), channels=source.images.shape[1])
     counts = np.bincount(source.labels[split.labeled], minlength=len(source.classes))
     facts = Facts(
@@ -156,6 +181,10 @@ def build_training(settings: Settings, source: Source, split: Split, device: tor
     )
     model.extras.update(own_modules(settings.algorithm, facts))
     model.to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # what its matrix units read
+    if ranks.size() > 1:
+        join_batch_norm(model.backbone)
     chosen = settings.optimizer
     pace = Pace(
         num_steps=settings.train.steps,
@@ -176,5 +205,22 @@ def build_training(settings: Settings, source: Source, split: Split, device: tor
         nesterov=chosen.nesterov,
         weight_decay=chosen.weight_decay,
         seed=settings.seed,
-        precision=settings.train.precision,
+        precision=choose_precision(settings.train.precision, device),
     )
+
+
+def choose_precision(wanted: str, device: torch.device) -> Precision:
+    """The precision of the passes; weights, statistics and losses are float32 always."""
+    if wanted == "auto":
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bf16" if half else "fp32"
+    return cast(Precision, wanted)
+
+
+def choose_speed(settings: Settings, device: torch.device, budget: float | None = None) -> Speed:
+    """How the steps of a run are made fast, which may have only so many seconds. Compiled kernels may be others in the
+    next process, which would not go on to the same bits."""
+    on_gpu, train = device.type == "cuda" and ranks.size() == 1, settings.train  # ranks meet within a step
+    pixels = train.steps * settings.images_per_step * (settings.data.image_size or 1) ** 2
+    pays = pixels >= COMPILE_PIXELS if budget is None else budget >= COMPILE_SECONDS
+    return Speed(compile=on_gpu and train.compile and pays and not train.deterministic, record=on_gpu)

@@ -94,6 +94,11 @@ def load_newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint, which may be damaged; 0 if there is none."""
+    return max((_step(place) for place in _places(folder)), default=0)
+
+
 def read_pair(folder: Path, names: Names) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The content and the tensors that `replacing` wrote, verified; Damaged names the file that is not as written."""
     description, weights = folder / names.description, folder / names.tensors

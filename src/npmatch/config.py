@@ -116,7 +116,8 @@ class Train:
     weak_pass: Literal["joint", "separate"] = "joint"
     ema_decay: float = 0.999
     ema_warmup: bool = False  # min(decay, (1 + t) / (10 + t)), so that a short run leaves its start behind
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # of the passes; auto: bf16 on a GPU that has it
+    compile: bool = True  # on a GPU, where a run is long enough to pay for the minute it takes
     log_every: int = 50
     eval_every: int | None = None  # none: twenty times over the run
     predict_with: Literal["probability", "logit"] = "probability"  # what the T samples are averaged as

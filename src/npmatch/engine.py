@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -12,17 +12,28 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from npmatch.errors import Diverged, UserError
+from npmatch import ranks
+from npmatch.compiled import VIEWS, Compiled
+from npmatch.errors import UserError
 from npmatch.functional import chance
+from npmatch.guard import Guard, Precision
+from npmatch.record import Recorded
 from npmatch.types import Algorithm, Model, Refreshes, Views
 
 MODEL = 0  # purpose of chance: latent samples and dropout; the data's purposes are in data/stream.py
 Schedule = Literal["constant", "half_cosine", "cosine_7_16", "cosine_63_128"]
-Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class Batches(Protocol):
-    def __getitem__(self, step: int, /) -> Views: ...
+    """Where a step's images come from, in two halves: what the host must bring, and what the device makes of it."""
+
+    def bring(self, step: int, /) -> tuple[Tensor, ...]:
+        """What is not on the device yet: nothing, or the images that workers decoded. Always of the same shapes."""
+        ...
+
+    def views(self, step: Tensor, /, *brought: Tensor) -> Views:
+        """The batch of a step, () int64. Work of the device alone, so that it can be compiled and recorded."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,50 +67,12 @@ class Pace:
         return min(self.ema_decay, (1 + step) / (10 + step)) if self.ema_warmup else self.ema_decay
 
 
-class Guard(nn.Module):
-    """What was not finite, and fp16's loss scale: kept on the device, so that no step waits for the host."""
+@dataclass(frozen=True)
+class Speed:
+    """What makes a step faster and leaves its numbers the same but for rounding."""
 
-    first: Tensor
-    tensors: Tensor
-    scale: Tensor
-    streak: Tensor
-
-    GROWTH = 2000  # finite steps after which the scale is doubled
-    PATIENCE = 50  # steps in a row that were not finite, which a falling scale should have cured
-
-    def __init__(self, num_tensors: int, precision: Precision) -> None:
-        super().__init__()
-        self.scaled = precision == "fp16"
-        self.register_buffer("first", torch.full((), -1, dtype=torch.int64))  # step of the first bad gradient
-        self.register_buffer("tensors", torch.zeros(num_tensors, dtype=torch.bool))  # which gradients it was
-        self.register_buffer("scale", torch.full((), 2.0**16 if self.scaled else 1.0))
-        self.register_buffer("streak", torch.zeros((), dtype=torch.int64))  # steps since the last change of fortune
-
-    def see(self, norms_P: Tensor, step: int) -> Tensor:
-        """Note the gradients' norms -> () float, 1.0 where this step must not count."""
-        wrong = ~norms_P.isfinite()
-        bad = wrong.any()
-        new = bad & (self.first < 0)
-        self.tensors.copy_(torch.where(new, wrong, self.tensors))
-        self.first.copy_(torch.where(new, step, self.first))
-        if self.scaled:
-            self.streak.copy_(torch.where(bad, self.streak.clamp(max=0) - 1, self.streak.clamp(min=0) + 1))
-            grow = (self.streak > 0) & (self.streak % self.GROWTH == 0)
-            self.scale.mul_(torch.where(bad, 0.5, torch.where(grow, 2.0, 1.0)))
-            forget = ~bad & (self.streak > 0)  # an overflow that a lower scale cured is no divergence
-            self.first.copy_(torch.where(forget, -1, self.first))
-        return bad.float()
-
-    def check(self, names: list[str]) -> None:
-        """Raise `Diverged` if a number was not finite (fp16: if it stayed so). The only look from the host."""
-        if int(self.first) < 0 or (self.scaled and int(self.streak) > -self.PATIENCE):
-            return
-        found = [name for name, wrong in zip(names, self.tensors.tolist()) if wrong]
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise Diverged(
-            f"step {int(self.first)}: the gradient of {found[0]}{more} is not finite; "
-            "try a lower optimizer.lr or optimizer.clip_norm, and train.precision=fp32 if it is another"
-        )
+    compile: bool = False  # fuse what can be fused: takes a minute first
+    record: bool = False  # replay the step as one CUDA graph
 
 
 @dataclass
@@ -110,13 +83,19 @@ class Training:
     teacher: Model  # the moving average of the weights: what is evaluated and kept
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm[Any]
-    state: Any
+    state: Any  # written in place: where it lies does not change
     pace: Pace
     seed: int
     guard: Guard
     precision: Precision = "fp32"
     step: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)  # of the metrics since they were last yielded
+    now: Tensor = field(init=False)  # () int64, the step, where the device can read it
+    ema_weight: Tensor = field(init=False)  # () the share of the new weights in their moving average
+
+    def __post_init__(self) -> None:
+        self.now = torch.zeros_like(self.guard.first)
+        self.ema_weight = torch.zeros_like(self.guard.scale)
 
     def parts(self) -> dict[str, Tensor]:
         """Every tensor that must survive a restart, by name."""
@@ -190,27 +169,28 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [{"params": decay, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
 
 
-def train(run: Training, batches: Batches, *, until: int, log_every: int) -> Iterator[dict[str, float] | None]:
+def train(
+    run: Training,
+    batches: Batches,
+    *,
+    until: int,
+    log_every: int,
+    speed: Speed = Speed(),
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[dict[str, float] | None]:
     """Run to step `until`, yielding after each step: means over `log_every` steps where they are due, else nothing.
 
     The caller logs, evaluates, saves, or stops between steps; none of it changes the run.
     """
     names = [name for name, _ in run.model.named_parameters()]
+    advance = whole_step(run, batches, speed, say)
     while run.step < until:
         run.model.train()  # whatever the caller did with it
-        views = batches[run.step]
-        # Chance depends on the step, not on history, and not on what the batch took: a DataLoader draws a seed.
-        torch.manual_seed(chance.number(run.seed, run.step, MODEL))
-        with autocast(run.guard.first.device, run.precision):
-            step = run.algorithm.step(run.model, run.teacher, views, run.state)
-        run.optimizer.zero_grad(set_to_none=True)
-        (step.loss * run.guard.scale).backward()
-        update(run)
-        run.state = step.state
+        brought = batches.bring(run.step)
+        set_clock(run)
+        advance(*brought)
         if isinstance(run.algorithm, Refreshes) and (run.step + 1) % run.algorithm.refresh_every == 0:
-            run.state = run.algorithm.refresh(run.state)
-        metrics = {"loss": step.loss.detach()} | step.metrics
-        run.sums = {name: value.float() + run.sums.get(name, 0.0) for name, value in metrics.items()}
+            keep_state(run, run.algorithm.refresh(run.state))
         run.step += 1
         if run.step % log_every and run.step != run.pace.num_steps:
             yield None
@@ -218,40 +198,94 @@ def train(run: Training, batches: Batches, *, until: int, log_every: int) -> Ite
         run.guard.check(names)
         steps = (run.step - 1) % log_every + 1
         means = dict(zip(run.sums, (torch.stack(list(run.sums.values())) / steps).tolist()))
-        run.sums = {}
+        torch._foreach_zero_(list(run.sums.values()))
         yield means
+
+
+def set_clock(run: Training) -> None:
+    """Where a step stands in its run, written to where the device reads it, and the seed of its chance.
+
+    Chance depends on the step, not on history, and not on what the batch took: a DataLoader draws a seed.
+    """
+    run.now.fill_(run.step)
+    run.optimizer.param_groups[0]["lr"].fill_(run.pace.lr_at(run.step))
+    run.ema_weight.fill_(1 - run.pace.ema_decay_at(run.step))
+    torch.manual_seed(chance.number(run.seed, run.step, MODEL))
+
+
+def whole_step(run: Training, batches: Batches, speed: Speed, say: Callable[[str], None]) -> Callable[..., None]:
+    """All that a step does on the device, from the images brought to the averaged weights, as one function.
+
+    It waits for nothing: no number goes to the host, no shape depends on data.
+    """
+
+    def losses(views: Views, state: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
+        with autocast(run.now.device, run.precision):
+            step = run.algorithm.step(run.model, run.teacher, views, state)
+        return step.loss, step.metrics, step.state
+
+    look, think = batches.views, losses
+    if speed.compile:
+        look, think = Compiled(look, say, VIEWS), Compiled(think, say)
+
+    def advance(*brought: Tensor) -> None:
+        loss, metrics, state = think(look(run.now, *brought), run.state)
+        run.optimizer.zero_grad(set_to_none=True)
+        (loss * run.guard.scale).backward()
+        ranks.sum_gradients(run.model.backbone, (run.model.head, run.model.extras))
+        update(run)
+        keep_state(run, state)
+        named = {"loss": loss.detach()} | metrics
+        sums = {
+            name: run.sums[name] if name in run.sums else torch.zeros_like(run.now, dtype=torch.float32)
+            for name in named
+        }
+        torch._foreach_add_(list(sums.values()), [value.float() for value in named.values()])
+        run.sums = sums
+
+    return Recorded(advance, say) if speed.record else advance
+
+
+@torch.no_grad()
+def keep_state(run: Training, state: Any) -> None:
+    """The algorithm's next state, in the place of the last."""
+    for f in fields(state):
+        getattr(run.state, f.name).copy_(getattr(state, f.name))
 
 
 @torch.no_grad()
 def update(run: Training) -> None:
     """One step of the optimizer and of the moving average. Where a gradient is not finite the weights stay."""
-    lr = run.optimizer.param_groups[0]["lr"]
-    lr.fill_(run.pace.lr_at(run.step))
-    parts = [run.model.backbone, run.model.head, run.model.extras]
-    grads = [[p.grad for p in part.parameters() if p.grad is not None] for part in parts]
     norms = []
-    for part in grads:
-        if not part:
+    for part in (run.model.backbone, run.model.head, run.model.extras):
+        grads = [p.grad for p in part.parameters() if p.grad is not None]
+        if not grads:
+            norms += [torch.zeros_like(run.guard.scale) for _ in part.parameters()]
             continue
         if run.guard.scaled:
-            torch._foreach_mul_(part, 1 / run.guard.scale)  # before clipping, which is of the true gradient
-        part_norms = torch.stack(torch._foreach_norm(part))
-        norms.append(part_norms)
+            torch._foreach_mul_(grads, 1 / run.guard.scale)  # before clipping, which is of the true gradient
+        found = torch._foreach_norm(grads)
         if run.pace.clip_norm is not None:  # each part alone, as the published code clips
-            torch._foreach_mul_(part, (run.pace.clip_norm / (part_norms.norm() + 1e-6)).clamp(max=1.0))
-    found = torch.zeros_like(run.guard.tensors, dtype=torch.float32)
-    has_grad = [i for i, p in enumerate(run.model.parameters()) if p.grad is not None]
-    found[has_grad] = torch.cat(norms)
-    run.optimizer.found_inf = run.guard.see(found, run.step)  # pyright: ignore[reportAttributeAccessIssue] fused steps read it
+            torch._foreach_mul_(grads, (run.pace.clip_norm / (torch.stack(found).norm() + 1e-6)).clamp(max=1.0))
+        rest = iter(found)
+        norms += [torch.zeros_like(run.guard.scale) if p.grad is None else next(rest) for p in part.parameters()]
+    run.optimizer.found_inf = run.guard.see(torch.stack(norms), run.now)  # pyright: ignore[reportAttributeAccessIssue] fused steps read it
     run.optimizer.step()
-    update_ema(run.teacher, run.model, decay=run.pace.ema_decay_at(run.step))
+    update_ema(run.teacher, run.model, run.ema_weight)
 
 
 @torch.no_grad()
-def update_ema(teacher: nn.Module, model: nn.Module, *, decay: float) -> None:
-    """Parameters are averaged; buffers (batch-norm statistics, memory banks) are those of the live model."""
-    torch._foreach_lerp_(list(teacher.parameters()), list(model.parameters()), 1 - decay)
-    torch._foreach_copy_(list(teacher.buffers()), list(model.buffers()))
+def update_ema(teacher: nn.Module, model: nn.Module, weight: Tensor | float) -> None:
+    """Parameters move toward the live ones by `weight`; buffers (batch-norm statistics, memory banks) are theirs."""
+    averages: list[Tensor] = list(teacher.parameters())
+    ahead = torch._foreach_sub(list(model.parameters()), averages)
+    torch._foreach_mul_(ahead, weight)
+    torch._foreach_add_(averages, ahead)
+    kept, live = list(teacher.buffers()), list(model.buffers())
+    for whole in (True, False):  # of one kind they are copied at once
+        same = [i for i, buffer in enumerate(live) if buffer.is_floating_point() != whole]
+        if same:
+            torch._foreach_copy_([kept[i] for i in same], [live[i] for i in same])
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

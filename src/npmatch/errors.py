@@ -8,19 +8,29 @@ SHOWN = 20  # problems named in one error
 
 
 class UserError(Exception):
-    """Wrong use or bad input: one line that names the thing and the cure. The command line exits with 2."""
+    """Wrong use or bad input: one line that names the thing and the cure."""
+
+    code = 2  # of the command line, as for those below
 
 
 class Diverged(Exception):
-    """Training met a number that is not finite. The command line exits with 4."""
+    """Training met a number that is not finite."""
+
+    code = 4
 
 
 class Stopped(Exception):
-    """A signal stopped the run after its state was saved. The command line exits with `code`: 130 or 143."""
+    """A signal stopped the run after its state was saved. Its code is 130 or 143."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class RankLost(Exception):
+    """Another process that works on the same run has ended."""
+
+    code = 1
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from npmatch import ranks
 from npmatch.checkpoint import write_file, writing
 from npmatch.data import augment
 from npmatch.data.normal import Normal
@@ -70,12 +71,6 @@ def predict(
         yield Predicted(*(t.cpu().numpy() for t in columns))
 
 
-def joined(parts: Iterable[Predicted]) -> Predicted:
-    """Batches of predictions as one, without their samples."""
-    columns = zip(*((p.probabilities, p.uncertainty, p.disagreement, p.label) for p in parts))
-    return Predicted(*(np.concatenate(column) for column in columns))
-
-
 def predict_part(
     model: Model,
     source: Source,
@@ -85,14 +80,27 @@ def predict_part(
     average: Average = "probability",
     seen: Callable[[int, int], None] = lambda done, total: None,
 ) -> Predicted:
-    """Predict some images of a source."""
+    """Predict some images of a source. Batches are dealt to the ranks whole, so that no number depends on it."""
+    starts = range(0, len(indices), BATCH)[ranks.rank() :: ranks.size()]
 
     def batches() -> Iterator[Tensor]:
-        for start in range(0, len(indices), BATCH):
+        for start in starts:
             yield source.take(indices[start : start + BATCH])
-            seen(min(start + BATCH, len(indices)), len(indices))
+            seen(min(start + BATCH * ranks.size(), len(indices)), len(indices))
 
-    return joined(predict(model, batches(), normal, average=average))
+    count = len(indices)
+    columns = {
+        "probabilities": np.zeros((count, model.head.num_classes), np.float32),
+        "uncertainty": np.zeros(count, np.float32),
+        "disagreement": np.zeros(count, np.float32),
+        "label": np.zeros(count, np.int64),
+    }
+    for start, part in zip(starts, predict(model, batches(), normal, average=average)):
+        for name, column in columns.items():
+            column[start : start + BATCH] = getattr(part, name)
+    for column in columns.values():
+        ranks.total(torch.from_numpy(column).view(torch.uint8))  # bytes: each is 0 but on one rank
+    return Predicted(**columns)
 
 
 def scores(predicted: Predicted, labels_N: np.ndarray) -> dict[str, float]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from npmatch.build import build_stream, build_training, choose_device, normalization
+from npmatch import ranks
+from npmatch.build import build_stream, build_training, choose_device, choose_speed, normalization
 from npmatch.config import read_file, together
 from npmatch.data.normal import Normal
 from npmatch.engine import Training, train
-from npmatch.errors import UserError
+from npmatch.errors import RankLost, UserError
 from npmatch.evaluate import BATCH, predict_part
 from npmatch.interrupts import listening
 from npmatch.outcome import check_folds, work
@@ -34,6 +35,7 @@ FEW_STEPS = 200  # a quarter of preset quick
 TRAINING_SHARE = 0.9  # of a budget, evaluations on the way included; the rest is for what comes before and after
 
 
+@ranks.joined()
 def fit(
     data: Any = None,
     *,
@@ -61,9 +63,10 @@ def fit(
 
     `settings` are dotted, `{"optimizer.lr": 0.01, "data.image_size": 96}`, and go over those of the file `config`,
     which go over the preset's. `calibrate` is a number of folds over the labels, to learn when predictions may be
-    accepted where there is no val part. A run that was stopped goes on with `resume`.
+    accepted where there is no val part. A run that was stopped goes on with `resume`. Under torchrun all processes
+    work on the one run.
     """
-    progress = progress or Silent()
+    progress = progress if progress and ranks.rank() == 0 else Silent()
     clock = Clock(started or time.time())
     named = {
         "data.labels": None if isinstance(labels, str) else labels,
@@ -83,20 +86,22 @@ def fit(
     if tensorboard:
         summary_writer()
     opening, place = opening or Opening(), choose_device(device)
+    if opening.download and ranks.size() > 1:
+        raise UserError("--download: fetch it in one process first, with npmatch check DATA --download")
     with listening() as asked, ExitStack() as stack:
-        if home is not None and resume and (home / "config.toml").is_file():
+        if home is not None and ranks.agreed(resume and (home / "config.toml").is_file()):
             folder = stack.enter_context(RunFolder.create(home, resume=True))
             agreed = agreed_settings(folder, changes, preset_name=preset)
             if seconds is not None:
                 progress.warn(f"--budget {budget}: {home} was begun with {agreed.train.steps:,} steps, which stand")
             if folder.read_result() is not None:  # its data need not be there any more
                 progress.say(f"{folder.path} is finished")
-                if not (folder.path / "report.html").exists():
+                if ranks.rank() == 0 and not (folder.path / "report.html").exists():
                     write_report(folder.path)
                 return Run(folder.path, device=device)
             plan = stored_plan(folder, agreed, data, opening=opening, device=place, progress=progress)
         else:
-            if home is not None:
+            if home is not None and ranks.rank() == 0:
                 RunFolder.refuse_taken(home, resume=resume)  # now, not after minutes of reading images
             plan = new_plan(data, changes, preset_name=preset, opening=opening, device=place, progress=progress)
             check_folds(plan)
@@ -105,7 +110,8 @@ def fit(
                 progress.warn(f"{home}: there is no run to go on with, so one is begun")
             if seconds is not None:
                 plan = within(plan, seconds, progress)
-            folder = stack.enter_context(RunFolder.create(home or free_place(plan), resume=resume))
+            home = home or Path(ranks.agreed(str(free_place(plan))))
+            folder = stack.enter_context(RunFolder.create(home, resume=resume))
             folder.write_config(plan.config())
             folder.write_split(vars(plan.split))
         normal = normalization(plan.source, plan.split)
@@ -119,8 +125,12 @@ def run_to_its_end(session: Session) -> None:
     for text in session.warnings:
         session.progress.warn(text)
     training = build_training(plan.settings, plan.source, plan.split, plan.device)
-    with determinism(plan.settings.train.deterministic):
-        work(session, training)
+    try:
+        with determinism(plan.settings.train.deterministic):
+            work(session, training)
+    except RankLost as error:
+        goes_on = f"npmatch fit --resume --out {session.home} goes on from step {session.folder.saved_step():,}"
+        raise RankLost(f"{error}; {goes_on}") from error
 
 
 def checked_home(out: Path | str | None, *, resume: bool) -> Path | None:
@@ -204,22 +214,25 @@ def within(plan: Plan, seconds: float, progress: Progress) -> Plan:
     normal = normalization(plan.source, plan.split)
     trial = build_training(plan.settings, plan.source, plan.split, plan.device)
     stream = build_stream(plan.settings, plan.source, plan.split, normal, plan.device)
+    speed = choose_speed(plan.settings, plan.device, seconds)
     took: list[float] = []
     before = time.perf_counter()
     with memory_advice(trial, plan, normal):
-        for _ in train(trial, stream, until=min(plan.settings.train.steps, TRIAL_STEPS), log_every=1):  # logging waits
+        until = min(plan.settings.train.steps, TRIAL_STEPS)
+        for _ in train(trial, stream, until=until, log_every=1, speed=speed):  # logging waits
             now = time.perf_counter()
             took.append(now - before)
             before = now
-            if len(took) >= 8 and sum(took) > TRIAL_SECONDS:
+            if ranks.agreed(len(took) >= 8 and sum(took) > TRIAL_SECONDS):
                 break
     each = median(took[3:] or took)  # the first steps choose kernels
+    start_up = max(0.0, sum(took) - each * len(took)) if speed.compile else 0.0  # now, and for the run again
     looks = (EVALUATIONS + 1) * evaluation_seconds(trial, plan, normal)
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()
     folds = 0 if len(plan.split.val) else plan.settings.train.calibrate  # each of them trains as long as the run
-    left = max(TRAINING_SHARE * seconds - looks, seconds / 2)
-    steps = max(1, int(left / each / (1 + folds)))
+    left = max(TRAINING_SHARE * seconds - 2 * start_up - looks, seconds / 2)
+    steps = ranks.agreed(max(1, int(left / each / (1 + folds))))
     more = f", and as many for each of {folds} folds," if folds else ""
     whole = duration(steps * each * (1 + folds) + looks)
     progress.say(f"--budget: a step takes {1000 * each:.1f} ms, so {steps:,} steps{more} in about {whole}")

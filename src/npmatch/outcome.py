@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from npmatch import ranks
 from npmatch.build import build_training
 from npmatch.data.splits import Split, in_groups_of, members
 from npmatch.engine import Training
@@ -41,18 +42,32 @@ def work(session: Session, training: Training) -> None:
         held_out = _predicted_in_folds(session, model)
 
     part = next((part for part in ("test", "val") if len(getattr(plan.split, part))), None)
-    if part is None:
+    found = None if part is None else _predict(session, model, getattr(plan.split, part))
+    _write(session, model, held_out, part, found, health.messages)
+
+
+@ranks.by_rank_0
+def _write(
+    session: Session,
+    model: Model,
+    held_out: Mapping[str, Tensor],
+    part: str | None,
+    predicted: Predicted | None,
+    health: list[str],
+) -> None:
+    """The model, the numbers and the report, with what was predicted of a part of the images."""
+    plan = session.plan
+    if part is None or predicted is None:
         numbers = unmeasured("there are no test images: put labeled ones into test/<class>/")
     else:
         indices = getattr(plan.split, part)
-        predicted = _predict(session, model, indices)
         numbers = measured(predicted, plan.source.labels[indices])
         write_evaluation(session.folder.path / "evaluation", predicted, plan.source, indices)
     tensors, description = model_description(
         model, plan.settings, plan.source.classes, session.normal, plan.source.images.shape[-1], held_out
     )
     session.folder.save_model(tensors, description)
-    session.folder.write_result(_result(session, numbers, part, [*session.warnings, *health.messages]))
+    session.folder.write_result(_result(session, numbers, part, [*session.warnings, *health]))
     write_report(session.folder.path)
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import PIL
 import torch
 
-from npmatch import __version__
+from npmatch import __version__, ranks
 from npmatch.algorithms import ALGORITHMS
+from npmatch.build import choose_precision
 from npmatch.config import Data, Settings, flat, from_dict, override
 from npmatch.data.check import CHUNK, prints
 from npmatch.data.folder import NO_IMAGE, NO_PART
@@ -58,7 +59,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     versions = {"npmatch": __version__, "python": platform.python_version(), "torch": torch.__version__}
     versions |= {"numpy": np.__version__, "pillow": PIL.__version__}
-    return versions | {"device": str(device), "device_name": name, "threads": torch.get_num_threads()}
+    versions |= {"device": str(device), "device_name": name, "threads": torch.get_num_threads()}
+    return versions | {"ranks": ranks.size()}
 
 
 def processor() -> str:
@@ -97,7 +99,8 @@ def new_plan(
         chosen = replace(chosen, labels_per_class=LABELS_PER_CLASS)
     name = str(data) if isinstance(data, str | Path) else source.name
     chosen = replace(chosen, source=name, image_size=source.image_size, channels=about.channels)
-    settings = replace(settings, data=chosen)
+    precision = choose_precision(settings.train.precision, device)  # a run keeps what it was begun with
+    settings = replace(settings, data=chosen, train=replace(settings.train, precision=precision))
     return Plan(settings, source, split_of(source, settings), source.fingerprint(), device)
 
 
@@ -150,8 +153,9 @@ def stored_plan(
         split = Split(**{part: np.asarray(places, np.int64) for part, places in indices.items()})
         if max((place for places in indices.values() for place in places), default=0) >= len(source):
             raise UserError(f"{folder.path / 'split.json'} is damaged: {source.name} has {len(source)} images")
-    before = {key: recorded.get(f"environment.{key}") for key in environment(device)}
-    changed = [f"{key} {before[key]} → {now}" for key, now in environment(device).items() if before[key] != now]
+    found = environment(device)
+    before = {key: recorded.get(f"environment.{key}", now) for key, now in found.items()}
+    changed = [f"{key} {before[key]} → {now}" for key, now in found.items() if before[key] != now]
     if changed:
         progress.warn(f"the run goes on elsewhere ({', '.join(changed)}): its numbers may differ in the last digits")
     return Plan(settings, source, split, fingerprint, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,18 @@ from npmatch.config import NeuralProcess, Settings, from_dict
 from npmatch.data.decode import Unreadable
 from npmatch.data.inputs import read_any
 from npmatch.data.normal import Normal
-from npmatch.data.source import attempt_each
+from npmatch.data.source import attempt_blocks
 from npmatch.data.sources import open_source
 from npmatch.errors import UserError, refuse
 from npmatch.evaluate import BATCH, measured, predict, predict_part
 from npmatch.functional.metrics import Acceptance, accept_threshold
-from npmatch.heads.neural_process import MemoryBank
+from npmatch.heads.memory_bank import MemoryBank
+from npmatch.heads.neural_process import NeuralProcessHead
 from npmatch.report.page import write_report
 from npmatch.runs import RunFolder, read_model
 from npmatch.types import Model
+
+BLOCK = 8  # images a thread reads at a time
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,8 @@ def model_description(
     kept_size: int,
     held_out: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `model/` holds: weights, and all that is needed to use them. Of a memory bank its mean is enough, since
-    nothing else of it is ever read at prediction."""
-    compact = deepcopy(model)
-    for bank in compact.modules():
-        if isinstance(bank, MemoryBank):
-            bank.shrink()
-    tensors = {f"model.{name}": tensor for name, tensor in compact.state_dict().items()}
+    """What `model/` holds: weights, and all that is needed to use them."""
+    tensors = {f"model.{name}": tensor for name, tensor in compact(model).state_dict().items()}
     tensors |= {f"held_out.{name}": tensor for name, tensor in held_out.items()}
     description = {
         "settings": settings.to_dict(),
@@ -73,6 +72,32 @@ def model_description(
         "std": list(normal.std),
     }
     return tensors, description
+
+
+def compact(model: Model) -> Model:
+    """A copy to predict with. Of a memory bank its mean is enough: nothing else of it is read at prediction."""
+    copy = deepcopy(model)
+    for bank in copy.modules():
+        if isinstance(bank, MemoryBank):
+            bank.shrink()
+    return copy
+
+
+def to_predict(model: Model) -> Model:
+    """A model whose weights will not change any more, made ready."""
+    if isinstance(model.head, NeuralProcessHead):
+        model.head.condense()
+    return model.eval()
+
+
+def in_batches(
+    ids: Sequence[str], read: Callable[[int], Tensor]
+) -> Iterator[tuple[Sequence[str], list[Tensor | Unreadable]]]:
+    """Names and images, BATCH at a time. Threads read the next batch while this one is used, and no further."""
+    images = chain.from_iterable(attempt_blocks(read, len(ids), BLOCK, ahead=BATCH))
+    for start in range(0, len(ids), BATCH):
+        names = ids[start : start + BATCH]
+        yield names, list(islice(images, len(names)))
 
 
 class Run:
@@ -118,6 +143,10 @@ class Run:
         samples = np.concatenate([part.samples for part in parts], 1)
         return Predictions([name for part in parts for name in part.ids], **whole, samples=samples)
 
+    def reader(self, images: Any) -> tuple[Sequence[str], Callable[[int], Tensor]]:
+        """Names of the images, and what reads one of them as the images of the training were kept."""
+        return read_any(images, self.kept_size, self.settings.data.resize, len(self.normal.mean))
+
     def stream(
         self,
         images: Any,
@@ -132,14 +161,12 @@ class Run:
         into `skipped` instead.
         """
         model, normal = self.model, self.normal
-        kept_size, resize = self._description["kept_size"], self.settings.data.resize
-        ids, read = read_any(images, kept_size, resize, len(normal.mean))
+        ids, read = self.reader(images)
         if not len(ids):
             raise UserError("there are no images to predict")
         problems: list[tuple[str, str]] = []
-        for start in range(0, len(ids), BATCH):
-            names = ids[start : start + BATCH]
-            found = attempt_each(lambda i, start=start: read(start + i), len(names), None)
+        done = 0
+        for names, found in in_batches(ids, read):
             problems += [(name, one.reason) for name, one in zip(names, found) if isinstance(one, Unreadable)]
             good = [(name, one) for name, one in zip(names, found) if isinstance(one, Tensor)]
             if good:
@@ -155,7 +182,8 @@ class Run:
                     disagreement=said.disagreement,
                     samples=said.samples,
                 )
-            seen(start + len(names), len(ids))
+            done += len(names)
+            seen(done, len(ids))
         if skip_unreadable:
             (skipped if skipped is not None else []).extend(problems)
         else:
@@ -181,7 +209,7 @@ class Run:
         source = open_source(
             data,
             image_size=self.normal.image_size,
-            kept_size=self._description["kept_size"],
+            kept_size=self.kept_size,
             resize=settings.data.resize,
             channels=settings.data.channels,
             **opening,
@@ -217,6 +245,11 @@ class Run:
         return Normal(d["image_size"], tuple(d["mean"]), tuple(d["std"]))
 
     @property
+    def kept_size(self) -> int:
+        """Side of the squares that images become, of which the network sees the center."""
+        return self._description["kept_size"]
+
+    @property
     def _description(self) -> dict[str, Any]:
         return self._all()[1]
 
@@ -237,7 +270,7 @@ class Run:
             with torch.random.fork_rng():
                 model = build_model(settings, num_classes=len(description["classes"]), channels=channels)
             model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-            self._loaded = model.to(self.device).eval(), description, tensors
+            self._loaded = to_predict(model.to(self.device)), description, tensors
         return self._loaded
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from npmatch import checkpoint, toml
+from npmatch import checkpoint, ranks, toml
 from npmatch.checkpoint import Checkpoint, Damaged, Names, read_pair, replacing, write_file, writing
 from npmatch.config import flat
 from npmatch.errors import UserError
@@ -71,7 +71,10 @@ def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 class RunFolder:
-    """The files of one run. `RunFolder(path)` reads a run; `RunFolder.create` is for the one process that writes it."""
+    """The files of one run. `RunFolder(path)` reads a run; `RunFolder.create` is for the one process that writes it.
+
+    Of several ranks that is rank 0: what the others would write is left out.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -87,13 +90,18 @@ class RunFolder:
     def create(cls, path: Path, *, resume: bool) -> RunFolder:
         """Makes the folder, or with `resume` enters an old one, and locks it until `close` or the process's end."""
         run = cls(path)
-        run.refuse_taken(path, resume=resume)
-        with writing(run.path):
-            run.path.mkdir(parents=True, exist_ok=True)
-            run._lock = _lock(run.path / LOCK)
-            checkpoint.clean(run.path)
-            checkpoint.clean(run._checkpoints)
+        run._enter(resume=resume)
+        ranks.agreed(None)  # it is there
         return run
+
+    @ranks.by_rank_0
+    def _enter(self, *, resume: bool) -> None:
+        self.refuse_taken(self.path, resume=resume)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path / LOCK)
+            checkpoint.clean(self.path)
+            checkpoint.clean(self._checkpoints)
 
     @staticmethod
     def refuse_taken(path: Path, *, resume: bool) -> None:
@@ -123,6 +131,7 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    @ranks.by_rank_0
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Stores the settings with the sections that go with them (versions, threads, data)."""
         write_file(self._config, toml.dumps(config).encode())
@@ -136,6 +145,7 @@ class RunFolder:
         except tomllib.TOMLDecodeError as error:
             raise UserError(f"{self._config} is damaged: {error}") from error
 
+    @ranks.by_rank_0
     def write_split(self, split: Mapping[str, Iterable[int]]) -> None:
         """Stores, once, which indices of the data source are labeled, unlabeled, val and test."""
         if self._split.exists():
@@ -151,6 +161,7 @@ class RunFolder:
             raise UserError(f"{self._split} is damaged: it has to hold lists of indices named {', '.join(SPLIT)}")
         return split
 
+    @ranks.by_rank_0
     def log(self, values: Mapping[str, Any]) -> None:
         """Appends one line to the metrics. `values` has a `step`; a number that is not finite is written as null."""
         line = json.dumps(_finite({"step": values["step"], **values}), allow_nan=False) + "\n"
@@ -172,20 +183,27 @@ class RunFolder:
                 raise UserError(f"{self._metrics} line {number} is damaged: {error}; remove that line") from error
         return rows
 
+    @ranks.by_rank_0
     def cut_metrics(self, step: int) -> None:
         """Keeps what was logged up to `step`, the checkpoint's, so that a resumed run logs no step twice."""
         if self._metrics.is_file():
             kept = [json.dumps(row) + "\n" for row in self.read_metrics() if row["step"] <= step]
             write_file(self._metrics, "".join(kept).encode())
 
+    @ranks.by_rank_0
     def save_checkpoint(self, step: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Stores the state after `step` steps."""
         checkpoint.save(self._checkpoints, step, tensors, meta)
+
+    def saved_step(self) -> int:
+        """The step that `load_checkpoint` would go on from, if it is not damaged."""
+        return checkpoint.newest_step(self._checkpoints)
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The state to go on from, None for a start at step 0."""
         return checkpoint.load_newest(self._checkpoints)
 
+    @ranks.by_rank_0
     def save_model(self, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
         """Stores what predicts: weights and the description from which its modules are built."""
         for _ in replacing(self._model, MODEL, tensors, {"description": dict(description)}):
@@ -197,6 +215,7 @@ class RunFolder:
             raise UserError(f"{self.path} has no model yet; train it to the end with --resume")
         return read_model(self._model)
 
+    @ranks.by_rank_0
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Stores what the run came to, which is also the sign that it is finished."""
         _write_json(self._result, _finite(result), indent=2)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from npmatch.build import build_stream
+from npmatch import ranks
+from npmatch.build import build_stream, choose_speed
 from npmatch.data.normal import Normal
 from npmatch.data.stream import Stream
 from npmatch.engine import Training, train
@@ -71,6 +72,9 @@ def trained(session: Session, training: Training) -> Health:
     stream = build_stream(settings, session.plan.source, session.plan.split, session.normal, session.plan.device)
     health = Health(len(session.plan.source.classes), settings.train.steps)
     saved = folder.load_checkpoint()
+    found = f"{session.plan.fingerprint} {saved and saved.step}"
+    if ranks.agreed(found) != found:
+        raise UserError(f"{folder.path}: rank {ranks.rank()} reads other files than rank 0; they must share them")
     if saved is not None:
         if saved.meta["data"] != session.plan.fingerprint:
             raise UserError(f"{folder.path}: the checkpoint of step {saved.step} is of a run on other data")
@@ -93,7 +97,14 @@ def _steps(session: Session, training: Training, stream: Stream, health: Health)
     log = Log(session, training, health)
     saved_step, saved_time, before = training.step, time.monotonic(), time.perf_counter()
     line_step, line_time = training.step, before
-    for means in train(training, stream, until=settings.train.steps, log_every=settings.train.log_every):
+    for means in train(
+        training,
+        stream,
+        until=settings.train.steps,
+        log_every=settings.train.log_every,
+        speed=choose_speed(settings, session.plan.device),
+        say=session.progress.say,
+    ):
         step = training.step
         shown = None if means is None else log.write(step, means)
         now = time.perf_counter()
@@ -105,14 +116,16 @@ def _steps(session: Session, training: Training, stream: Stream, health: Health)
 
         last = step == settings.train.steps
         late = time.monotonic() - saved_time >= CHECKPOINT_SECONDS
+        signal = ranks.largest(session.asked.signal or 0)  # each rank hears it at a moment of its own
         far = step - saved_step >= CHECKPOINT_SHARE * settings.train.steps
-        if late or far or last or session.asked.signal is not None:
+        if late or far or last or signal:
             meta = {"clock": clock.now(), "health": health.said, "data": session.plan.fingerprint}
             folder.save_checkpoint(step, training.parts(), meta)
             saved_step, saved_time = step, time.monotonic()
-        if session.asked.signal is not None and not last:
+        if signal and not last:
+            ranks.agreed(None)  # it is saved
             goes_on = f"npmatch fit --resume --out {session.home} goes on"
-            raise Stopped(f"stopped at step {step:,}; {goes_on}", 128 + session.asked.signal)
+            raise Stopped(f"stopped at step {step:,}; {goes_on}", 128 + signal)
     log.close()
 
 
@@ -129,6 +142,8 @@ def memory_advice(training: Training, plan: Plan, normal: Normal) -> Iterator[No
         return
     size = plan.settings.train.batch_size
     refused = f"train.batch_size={size} does not fit in the memory of {plan.device}"
+    if ranks.size() > 1:  # the others take part in no trial: this may be the only one whose memory is full
+        raise UserError(f"{refused}; set a smaller one, with another --out")
     while (size := size // 2) and not _fits(training, plan, normal, size):
         pass
     if not size:
@@ -172,7 +187,7 @@ class Log:
         self.eval_every = -(-wanted // train.log_every) * train.log_every  # where a line is written anyway
         self.first = [p.detach().clone() for p in training.model.parameters()] if training.step == 0 else None
         self.writer = None
-        if session.tensorboard:
+        if session.tensorboard and ranks.rank() == 0:
             self.writer = summary_writer()(str(session.folder.path / "tensorboard"), purge_step=training.step + 1)
 
     def write(self, step: int, means: dict[str, float]) -> dict[str, float]:

@@ -16,13 +16,15 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVa
 import torch
 from torch import Tensor, nn
 
+from npmatch import ranks
+
 State = TypeVar("State")
 WeakPass = Literal["joint", "separate"]
 
 
 @dataclass(frozen=True)
 class Views:
-    """One training batch: what the data side hands to an algorithm."""
+    """One training batch: what the data side hands to an algorithm. Of n ranks each has an nth of the images."""
 
     images: Mapping[str, Tensor]  # by name: labeled (B, C, H, W); weak, strong, ... (U, C, H, W); normalized floats
     y: Tensor  # (B,) class index, or (B, K) for multi-label data
@@ -117,17 +119,19 @@ class Model(nn.Module):
         """One pass over the named views, so that batch norm sees all of them (spec: one_cat).
 
         With weak_pass "separate" the weak view has a pass of its own, without gradient and with its own statistics.
+        Each rank passes its own images (their dropout is its own too) and gets the features of all.
         """
         alone = {"weak"} if self.weak_pass == "separate" else set()
         together = [name for name in names if name not in alone]
         parts = [views[name] for name in together]
-        split = self.backbone(torch.cat(parts)).split([len(part) for part in parts])
-        found = dict(zip(together, split))
-        for name in names:
-            if name in alone:
-                with torch.no_grad():
-                    found[name] = self.backbone(views[name])
-        return found
+        with ranks.own_chance(parts[0].device):
+            split = self.backbone(torch.cat(parts)).split([len(part) for part in parts])
+            found = dict(zip(together, split))
+            for name in names:
+                if name in alone:
+                    with torch.no_grad():
+                        found[name] = self.backbone(views[name])
+        return {name: ranks.gather(part) for name, part in found.items()}
 
     def sample(self, images: Tensor, num_samples: int | None = None) -> Tensor:
         """Logits (T, N, K) for a prediction with uncertainty.

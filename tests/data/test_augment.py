@@ -12,6 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from npmatch.compiled import VIEWS
 from npmatch.data import augment, operations
 from npmatch.data.augment import RECIPES, RecipeName
 from npmatch.errors import UserError
@@ -24,7 +25,7 @@ SHIFT = partial(augment.weak, flip=True, padding=4)
 
 
 def draws(name: RecipeName, number: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    operation_N, magnitude_N = augment.drawn(number, KEY, PLACES, RECIPES[name], (32, 32))
+    operation_N, magnitude_N = augment.drawn(KEY + number, PLACES, RECIPES[name], (32, 32))
     return operation_N.numpy(), magnitude_N.numpy()
 
 
@@ -164,7 +165,7 @@ def test_a_strong_view_is_the_recipe_by_pillow(name: RecipeName) -> None:
     recipe = RECIPES[name]
     images = random_images(1000, 32, 32, 3)
     places = PLACES[:1000]
-    rounds = [augment.drawn(number, KEY, places, recipe, (32, 32)) for number in range(recipe.num_ops)]
+    rounds = [augment.drawn(KEY + number, places, recipe, (32, 32)) for number in range(recipe.num_ops)]
     box = augment.cutout_box(KEY, places, recipe.cutout_side, (32, 32)).clamp(-1, 33).tolist()
 
     def change(image: Image.Image, i: int) -> Image.Image:
@@ -205,7 +206,7 @@ def test_kinds_of_operations_can_be_left_out() -> None:
 
     def used(**switches: bool) -> set[int]:
         recipe = augment.recipe("ra_torchssl", **switches)
-        return set(augment.drawn(0, KEY, PLACES, recipe, (32, 32))[0].tolist())
+        return set(augment.drawn(KEY, PLACES, recipe, (32, 32))[0].tolist())
 
     assert used(color=False) == {0} | geometric and used(geometry=False) == set(range(14)) - geometric
     assert used(color=False, geometry=False) == {0}
@@ -276,7 +277,7 @@ def test_compiled_as_one_graph_it_makes_the_same_pixels(name: RecipeName) -> Non
     def view(images: Tensor, key: Tensor, places_N: Tensor) -> Tensor:
         return augment.strong(images, key, places_N, recipe=RECIPES[name], crop=SHIFT)
 
-    compiled = torch.compile(view, fullgraph=True)
+    compiled = torch.compile(view, fullgraph=True, options=VIEWS)
     for step in range(3):
         key = chance.key(0, step, 2)
         assert torch.equal(compiled(images, key, places), view(images, key, places))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from npmatch.functional.divergence import DIVERGENCES, Gaussian
 from npmatch.functional.uncertainty import entropy, mean_probs
-from npmatch.heads.neural_process import MemoryBank, NeuralProcessHead, mean
+from npmatch.heads.memory_bank import MemoryBank
+from npmatch.heads.neural_process import NeuralProcessHead, mean
 from npmatch.types import Learnt, Points
 
 F, K, M = 16, 3, 8
@@ -71,6 +72,12 @@ def test_t3_the_banks_means_predict_as_the_whole_banks():
     whole = made(points(7).features)
     for bank in (made.latent_bank, made.context_bank):
         bank.shrink()
+    torch.manual_seed(3)
+    torch.testing.assert_close(made(points(7).features), whole)
+    made.condense()  # from here on the encoders and the banks are not read
+    for part in (made.encode_latent, made.latent_mean, made.latent_scale, made.latent_bank, made.context_bank):
+        for tensor in part.state_dict().values():
+            tensor.fill_(7)
     torch.manual_seed(3)
     torch.testing.assert_close(made(points(7).features), whole)
 
@@ -143,7 +150,7 @@ def test_t10_the_split_first_layer_is_the_naive_one():
     shape = (5, 7, -1)
     inputs = torch.cat([z.expand(shape), features.expand(shape), code.expand(shape)], -1)
     naive = made.classifier(made.decoder(inputs))
-    torch.testing.assert_close(made.decode(features, z, code), naive, rtol=0, atol=1e-5)
+    torch.testing.assert_close(made.decode(features, z, made.offset(code)), naive, rtol=0, atol=1e-5)
 
 
 def test_labeled_predictions_come_from_their_own_codes_and_unlabeled_ones_from_theirs():
@@ -154,8 +161,8 @@ def test_labeled_predictions_come_from_their_own_codes_and_unlabeled_ones_from_t
     r = made.encode_context(joined(labeled)).mean(0)
     z_l = made.latent(made.encode_latent(joined(labeled)).mean(0)).sample(5)[:, None]
     z_u = made.latent(made.encode_latent(joined(unlabeled)).mean(0)).sample(5)[:, None]
-    torch.testing.assert_close(out.labeled, made.decode(labeled.features, z_l, r))
-    torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z_u, r))
+    torch.testing.assert_close(out.labeled, made.decode(labeled.features, z_l, made.offset(r)))
+    torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z_u, made.offset(r)))
 
 
 def test_the_union_of_the_paper_has_one_latent_variable_for_all_targets():
@@ -165,8 +172,8 @@ def test_the_union_of_the_paper_has_one_latent_variable_for_all_targets():
     z = made.latent(torch.cat([made.encode_latent(joined(labeled)), made.encode_latent(joined(unlabeled))]).mean(0))
     z = z.sample(5)[:, None]
     r = made.encode_context(joined(labeled)).mean(0)
-    torch.testing.assert_close(out.labeled, made.decode(labeled.features, z, r))
-    torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z, r))
+    torch.testing.assert_close(out.labeled, made.decode(labeled.features, z, made.offset(r)))
+    torch.testing.assert_close(out.unlabeled, made.decode(unlabeled.features, z, made.offset(r)))
 
 
 def test_left_out_of_its_own_context_a_label_cannot_leak():
@@ -276,7 +283,7 @@ def test_prediction_samples_z_and_takes_the_mean_of_the_contexts():
     q = made.latent(made.latent_bank.codes[:10].mean(0))
     z = q.mean_Z + q.var_Z.sqrt() * torch.randn(5, M)
     code = made.context_bank.codes[:7].mean(0)
-    torch.testing.assert_close(logits, made.decode(images, z[:, None], code))
+    torch.testing.assert_close(logits, made.decode(images, z[:, None], made.offset(code)))
     assert len(made(images, 2)) == 2
 
 

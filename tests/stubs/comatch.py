@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from npmatch.functional.uncertainty import mean_probs
-from npmatch.heads.neural_process import MemoryBank
+from npmatch.heads.memory_bank import MemoryBank
 from npmatch.types import Algorithm, Facts, HasExtras, Model, Step, Views
 
 

@@ -28,7 +28,7 @@ class Training:
 
 def train(run: Training, batches: Batches, *, until: int, log_every: int) -> Iterator[dict[str, float] | None]:
     while run.step < until:
-        views = batches[run.step]
+        views = batches.views(torch.tensor(run.step), *batches.bring(run.step))
         with torch.no_grad():
             label = torch.distributions.Categorical(logits=run.teacher(views["strong"])[0]).sample()
             before = cross_entropy(run.student(views["labeled"]), views.y).mean()
@@ -39,6 +39,6 @@ def train(run: Training, batches: Batches, *, until: int, log_every: int) -> Ite
         reward = before - after - run.baseline
         torch.autograd.backward(reward * cross_entropy(run.teacher(views["strong"]), label).mean())
         run.optimizers[1].step()
-        update_ema(run.average, run.student, decay=0.995)
+        update_ema(run.average, run.student, 0.005)
         run.step += 1
         yield None if run.step % log_every else {"reward": float(reward)}

@@ -131,19 +131,23 @@ def _in_parts(images: Tensor, places_N: Tensor) -> list[tuple[Tensor, Tensor]]:
 def _augmented(images: Tensor, key: Tensor, places_N: Tensor, recipe: Recipe) -> Tensor:
     size = (images.shape[2], images.shape[3])
     for number in range(recipe.num_ops):
-        operation_N, magnitude_N = drawn(number, key, places_N, recipe, size)
-        if recipe.geometry:
-            images = operations.warp(images, operation_N, magnitude_N, recipe.fill)
-        if recipe.color:
-            images = operations.recolor(images, operation_N, magnitude_N)
+        images = _changed(images, key + number, places_N, recipe, size)  # pyright: ignore[reportCallIssue] it is untyped
     if not recipe.cutout:
         return images
     return operations.cutout(images, cutout_box(key, places_N, recipe.cutout_side, size), recipe.cutout_color)
 
 
-def drawn(number: int, key: Tensor, places_N: Tensor, recipe: Recipe, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The operation of each image in one round, and its magnitude -> (N,) int64, (N,) float32."""
-    draws = chance.bits(chance.scramble(key + _ROUND + number), places_N, 4)
+@torch.compiler.nested_compile_region  # compiled once for all rounds
+def _changed(images: Tensor, key: Tensor, places_N: Tensor, recipe: Recipe, size: tuple[int, int]) -> Tensor:
+    operation_N, magnitude_N = drawn(key, places_N, recipe, size)
+    if recipe.geometry:
+        images = operations.warp(images, operation_N, magnitude_N, recipe.fill)
+    return operations.recolor(images, operation_N, magnitude_N) if recipe.color else images
+
+
+def drawn(key: Tensor, places_N: Tensor, recipe: Recipe, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The operation of each image in round r, for the view's key + r, and its magnitude -> (N,) int64, (N,) float32."""
+    draws = chance.bits(chance.scramble(key + _ROUND), places_N, 4)
     # Operations stand in the order: identity, five that move pixels, eight on color.
     operation_N = draws[:, 0] % (1 + 5 * recipe.geometry + 8 * recipe.color)
     if not recipe.geometry:

@@ -18,5 +18,10 @@ class Normal:
 
     def __call__(self, images_NCHW: Tensor) -> Tensor:
         """uint8 to float32."""
-        mean, std = (torch.tensor(v, device=images_NCHW.device)[:, None, None] for v in (self.mean, self.std))
+        mean, std = (_column(values, images_NCHW.device) for values in (self.mean, self.std))
         return (images_NCHW.float() - 255 * mean) / (255 * std)
+
+
+def _column(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A number for each channel -> (C, 1, 1). Filled in on the device: a copy from the host would have to wait."""
+    return torch.stack([torch.full((1, 1), value, device=device) for value in values])

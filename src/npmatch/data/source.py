@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, overload
@@ -116,24 +117,39 @@ class Source:
 
 def attempt_each(task: Callable[[int], Result], count: int, progress: Progress | None) -> list[Result | Unreadable]:
     """`task(i)` for each i, in threads. A file that cannot be read is returned as its error, so all can be named."""
+    results: list[Result | Unreadable] = []
+    for found in attempt_blocks(task, count, BLOCK, ahead=count):
+        results += found
+        if progress is not None:
+            progress(len(results), count)
+    return results
 
-    def attempt(block: range) -> list[Result | Unreadable]:
+
+def attempt_blocks(
+    task: Callable[[int], Result], count: int, block: int, *, ahead: int
+) -> Iterator[list[Result | Unreadable]]:
+    """The same, `block` results at a time. While whoever takes them is busy, at most `ahead` more are made."""
+
+    def attempt(indices: range) -> list[Result | Unreadable]:
         found: list[Result | Unreadable] = []
-        for index in block:
+        for index in indices:
             try:
                 found.append(task(index))
             except Unreadable as error:
                 found.append(error)
         return found
 
-    results: list[Result | Unreadable] = []
-    blocks = [range(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
-        for found in threads.map(attempt, blocks):
-            results += found
-            if progress is not None:
-                progress(len(results), count)
-    return results
+    threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+    waiting: deque[Future[list[Result | Unreadable]]] = deque()
+    try:
+        for start in range(0, count, block):
+            waiting.append(threads.submit(attempt, range(start, min(start + block, count))))
+            if block * len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _file_digests(files: Files) -> Iterable[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
@@ -51,6 +53,8 @@ class Batches:
     batch_size: int  # B
     unlabeled_batch: int  # U, 0 where no view of an unlabeled image is wanted
     seed: int
+    rank: int = 0  # whose images are read here
+    ranks: int = 1  # that the images of a batch are dealt to
 
     def places(self, step: Tensor) -> tuple[Tensor, Tensor]:
         """Places in the two pools -> (B,), (U,)."""
@@ -60,6 +64,11 @@ class Batches:
             chance.integers(chance.key(self.seed, step, LABELED), b, len(self.labeled)),
             chance.integers(chance.key(self.seed, step, UNLABELED), u, len(self.unlabeled)),
         )
+
+    def images(self, labeled_place: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Labeled and unlabeled images of those places: the rank's slice of each."""
+        labeled, unlabeled = (every.chunk(self.ranks)[self.rank] for every in (labeled_place, place))
+        return self.labeled.take(labeled), self.unlabeled.take(unlabeled)
 
 
 def view_key(seed: int, step: Tensor | int, name: str) -> Tensor:
@@ -79,26 +88,44 @@ class Stream:
         device: torch.device,
         workers: int = 0,
     ) -> None:
-        self.batches = replace(batches, labeled=batches.labeled.to(device), unlabeled=batches.unlabeled.to(device))
-        self.views = dict(views)
+        unlabeled = batches.unlabeled.to(device)
+        same = batches.labeled.images is batches.unlabeled.images  # as they are where all come from one source
+        labeled = replace(batches.labeled, images=unlabeled.images) if same else batches.labeled
+        self.batches = replace(batches, labeled=labeled.to(device), unlabeled=unlabeled)
+        self.views_of = dict(views)
         self.device = device
         self.normal = normal
         in_memory = isinstance(batches.labeled.images, Tensor)
         self.decoded = None if in_memory else Decoded(batches, workers)
 
     def __getitem__(self, step: int) -> Views:
-        step_tensor = torch.tensor(step, dtype=torch.int64, device=self.device)
-        labeled_place, place = self.batches.places(step_tensor)
+        return self.views(torch.tensor(step, dtype=torch.int64, device=self.device), *self.bring(step))
+
+    def bring(self, step: int) -> tuple[Tensor, ...]:
+        """Labeled and unlabeled images that workers decoded for a step; nothing where all are on the device already."""
         if self.decoded is None:
-            labeled, unlabeled = self.batches.labeled.take(labeled_place), self.batches.unlabeled.take(place)
+            return ()
+        return tuple(part.to(self.device, non_blocking=True) for part in self.decoded[step])
+
+    def views(self, step: Tensor, *brought: Tensor) -> Views:
+        """The batch of a step, () int64 on the device: drawn, unless it was brought, and made into views."""
+        labeled_place, place = self.batches.places(step)
+        if brought:
+            labeled, unlabeled = brought
         else:
-            labeled, unlabeled = (part.to(self.device, non_blocking=True) for part in self.decoded[step])
+            labeled, unlabeled = self.batches.images(labeled_place, place)
         images = {}
-        for name, view in self.views.items():
+        for name in self.views_of:
             batch = labeled if name == "labeled" else unlabeled
-            key = view_key(self.batches.seed, step_tensor, name)
-            images[name] = self.normal(view(batch, key, torch.arange(len(batch), device=self.device)))
-        return Views(images, self.batches.labeled.labels[labeled_place], labeled_place, place, step_tensor)
+            images[name] = self.view(name, batch, step)
+        return Views(images, self.batches.labeled.labels[labeled_place], labeled_place, place, step)
+
+    def view(self, name: str, batch: Tensor, step: Tensor) -> Tensor:
+        """One view of a step's labeled or unlabeled images."""
+        key = view_key(self.batches.seed, step, name)
+        first = self.batches.rank * len(batch)
+        places = torch.arange(first, first + len(batch), device=self.device)
+        return self.normal(self.views_of[name](batch, key, places))
 
 
 class Decoded:
@@ -123,10 +150,17 @@ class Decoded:
                     num_workers=self.workers,
                     prefetch_factor=4 if self.workers else None,
                     multiprocessing_context="spawn" if self.workers else None,
+                    worker_init_fn=_leave_group,
                 )
             )
         self.next = step + 1
         return next(self.reader)
+
+
+def _leave_group(worker: int) -> None:
+    """Ctrl-C and torchrun signal a whole group of processes, and the run needs its workers for the step under way."""
+    if sys.platform != "win32":
+        os.setpgrp()
 
 
 class _Steps(Dataset[tuple[Tensor, Tensor]]):
@@ -134,5 +168,4 @@ class _Steps(Dataset[tuple[Tensor, Tensor]]):
         self.batches = batches
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        labeled, unlabeled = self.batches.places(torch.tensor(step))
-        return self.batches.labeled.take(labeled), self.batches.unlabeled.take(unlabeled)
+        return self.batches.images(*self.batches.places(torch.tensor(step)))

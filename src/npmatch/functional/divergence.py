@@ -30,7 +30,7 @@ class Gaussian(NamedTuple):
     def sample(self, num_samples: int) -> Tensor:
         """Reparameterized draws from torch's default generator -> (num_samples, Z)."""
         noise = torch.randn(num_samples, *self.mean_Z.shape, dtype=self.mean_Z.dtype, device=self.mean_Z.device)
-        return self.mean_Z + self.var_Z.sqrt() * noise
+        return torch.addcmul(self.mean_Z, self.var_Z.sqrt(), noise)
 
 
 def skew(u_context: Tensor, u_target: Tensor) -> Tensor:

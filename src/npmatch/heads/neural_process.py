@@ -9,45 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npmatch.functional.divergence import DIVERGENCES, Gaussian, skew
+from npmatch.functional.precision import at_least_float32
 from npmatch.functional.uncertainty import entropy, mean_probs
 from npmatch.heads.linear import classifier
+from npmatch.heads.memory_bank import MemoryBank
 from npmatch.types import Head, Learnt, Points
-
-
-class MemoryBank(nn.Module):
-    """The newest `size` codes. Buffers, so that they are saved, moved and copied with the model."""
-
-    codes: Tensor
-    count: Tensor
-
-    def __init__(self, size: int, dim: int) -> None:
-        super().__init__()
-        self.size = size
-        self.register_buffer("codes", torch.zeros(size + 1, dim))  # the last row is a bin, never read
-        self.register_buffer("count", torch.ones((), dtype=torch.long))
-        self.codes[0].normal_()  # one random row starts each bank, and leaves when the bank is full
-
-    def mean(self) -> Tensor:
-        """Summed afresh: a running sum drifts."""
-        return self.codes[: self.size].sum(0) / self.count.clamp(max=self.size)
-
-    @torch.no_grad()
-    def push(self, codes_NZ: Tensor, weight_N: Tensor) -> None:
-        """Write the codes of weight above 0 over the oldest ones. No shape depends on how many there are."""
-        keep = weight_N > 0
-        rank = keep.cumsum(0) - 1
-        newest = keep & (rank >= keep.sum() - self.size)  # of more than the bank holds, the last ones stay
-        place = torch.where(newest, (self.count + rank) % self.size, self.size)
-        self.codes[place] = codes_NZ.to(self.codes.dtype)
-        self.codes[self.size] = 0  # which refused row came last there is chance on a GPU
-        self.count += keep.sum()
-
-    def shrink(self) -> None:
-        """Keep only the mean, as a bank of one: nothing else is read at prediction (paper, Sec. 3.2.4)."""
-        mean = self.mean()
-        self.size = 1
-        self.codes = torch.stack([mean, torch.zeros_like(mean)])
-        self.count = torch.ones_like(self.count)
 
 
 class NeuralProcessHead(Head):
@@ -82,11 +48,21 @@ class NeuralProcessHead(Head):
         self.classifier = classifier(width, num_classes)
         self.latent_bank = MemoryBank(bank_size, latent_dim)
         self.context_bank = MemoryBank(bank_size, latent_dim)
+        self.condensed: tuple[Gaussian, Tensor] | None = None
 
     def forward(self, features_NF: Tensor, num_samples: int | None = None) -> Tensor:
         """Inference mode: the two banks stand in for the labeled points."""
-        z_TZ = self.latent(self.latent_bank.mean()).sample(num_samples or self.num_samples)
-        return self.decode(features_NF, z_TZ[:, None], self.context_bank.mean())
+        q, offset = self.condensed or self.recalled()
+        return self.decode(features_NF, q.sample(num_samples or self.num_samples)[:, None], offset)
+
+    def recalled(self) -> tuple[Gaussian, Tensor]:
+        """What the banks say of any image: q(z), and the context's part of the decoder's first layer."""
+        return self.latent(self.latent_bank.mean()), self.offset(self.context_bank.mean())
+
+    @torch.no_grad()
+    def condense(self) -> None:
+        """Keep that, for predictions by weights that change no more: half of an image's work in the head is in it."""
+        self.condensed = self.recalled()
 
     def learn(self, labeled: Points, unlabeled: Points) -> Learnt:
         """Training mode: labeled points are the context; labeled and kept unlabeled points are the targets."""
@@ -102,8 +78,8 @@ class NeuralProcessHead(Head):
             z_u = self.target_samples(q_target, codes_u, unlabeled.weight)
         code = mean(context, labeled.weight)
         own_code = others_mean(context, labeled.weight) if self.leave_one_out else code
-        logits_l = self.decode(labeled.features, z_l, own_code)
-        logits_u = self.decode(unlabeled.features, z_u, code)
+        logits_l = self.decode(labeled.features, z_l, self.offset(own_code))
+        logits_u = self.decode(unlabeled.features, z_u, self.offset(code))
 
         penalty, alpha = self.penalty(q_context, q_target, logits_l, logits_u, labeled.weight, unlabeled.weight)
         some = (unlabeled.weight > 0).any()
@@ -112,8 +88,7 @@ class NeuralProcessHead(Head):
         self.latent_bank.push(codes_u.detach(), unlabeled.weight)
         if self.double_push:
             self.context_bank.push(context.detach(), labeled.weight * some)
-        metrics = {"skew": alpha, "skew_strength": alpha * (1 - alpha)}
-        return Learnt(logits_l, logits_u, penalty * some, metrics)
+        return Learnt(logits_l, logits_u, penalty * some, {"skew": alpha, "skew_strength": alpha * (1 - alpha)})
 
     def penalty(
         self,
@@ -145,17 +120,30 @@ class NeuralProcessHead(Head):
 
     def latent(self, code: Tensor) -> Gaussian:
         """q(z): a standard deviation of at least .1 from the second network (float32: it enters a divergence)."""
-        scale = 0.1 + 0.9 * F.softplus(self.latent_scale(code).float())
-        return Gaussian(self.latent_mean(code).float(), scale**2)
+        scale = 0.1 + 0.9 * F.softplus(at_least_float32(self.latent_scale(code)))
+        return Gaussian(at_least_float32(self.latent_mean(code)), scale**2)
 
-    def decode(self, features_NF: Tensor, z: Tensor, code: Tensor) -> Tensor:
+    def decode(self, features_NF: Tensor, z: Tensor, offset: Tensor) -> Tensor:
         """Logits (T, N, K). The decoder's input is [z, x, r]; its first layer is applied to each part alone and the
         results are added, so that features are not repeated T times (exactly the same sum)."""
-        first, rest = self.decoder[0], self.decoder[1:]
+        w_z, w_x, _ = self.first_weights()
+        hidden = F.linear(z, w_z) + torch.addmm(offset, features_NF, w_x.T)
+        return self.classifier(self.decoder[1:](hidden))  # pyright: ignore[reportCallIssue] a slice of a Sequential is one
+
+    def offset(self, code: Tensor) -> Tensor:
+        """What the context adds to that first layer, its bias included."""
+        return F.linear(code, self.first_weights()[2], self.first.bias)
+
+    def first_weights(self) -> tuple[Tensor, ...]:
+        """For z, x and r."""
+        latent_dim = self.latent_bank.codes.shape[1]
+        return self.first.weight.split([latent_dim, self.feature_dim, latent_dim], dim=1)
+
+    @property
+    def first(self) -> nn.Linear:
+        first = self.decoder[0]
         assert isinstance(first, nn.Linear)
-        w_z, w_x, w_r = first.weight.split([z.shape[-1], features_NF.shape[-1], code.shape[-1]], dim=1)
-        hidden = F.linear(z, w_z) + (F.linear(features_NF, w_x, first.bias) + F.linear(code, w_r))
-        return self.classifier(rest(hidden))
+        return first
 
 
 def mlp(fan_in: int, hidden: int, fan_out: int, *, final: bool) -> nn.Sequential:
@@ -170,10 +158,10 @@ def joined(points: Points) -> Tensor:
 
 def mean(codes_NZ: Tensor, weight_N: Tensor) -> Tensor:
     """The order-invariant mean that makes a neural process exchangeable -> (Z,); zeros where nothing has weight."""
-    return (codes_NZ.float() * weight_N[:, None]).sum(0) / weight_N.sum().clamp_min(1e-6)
+    return (at_least_float32(codes_NZ) * weight_N[:, None]).sum(0) / weight_N.sum().clamp_min(1e-6)
 
 
 def others_mean(codes_NZ: Tensor, weight_N: Tensor) -> Tensor:
     """For each point the mean of the others -> (N, Z)."""
-    weighted = codes_NZ.float() * weight_N[:, None]
+    weighted = at_least_float32(codes_NZ) * weight_N[:, None]
     return (weighted.sum(0) - weighted) / (weight_N.sum() - weight_N).clamp_min(1e-6)[:, None]

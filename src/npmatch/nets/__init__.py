@@ -6,13 +6,21 @@ from collections.abc import Callable, Mapping
 
 from npmatch.errors import UserError
 from npmatch.nets.backbone import Backbone
-from npmatch.nets.batch_norm import frozen_batch_norm, set_batch_norm_momentum
+from npmatch.nets.batch_norm import frozen_batch_norm, join_batch_norm, set_batch_norm_momentum
 from npmatch.nets.resnet import resnet50
 from npmatch.nets.timm_model import timm_model
 from npmatch.nets.tiny import Tiny
 from npmatch.nets.wide_resnet import Block, wrn_28_2, wrn_28_8, wrn_37_2
 
-__all__ = ["NETWORKS", "Backbone", "Block", "build_network", "frozen_batch_norm", "set_batch_norm_momentum"]
+__all__ = [
+    "NETWORKS",
+    "Backbone",
+    "Block",
+    "build_network",
+    "frozen_batch_norm",
+    "join_batch_norm",
+    "set_batch_norm_momentum",
+]
 
 _WIDE = {"wrn_28_2": wrn_28_2, "wrn_28_8": wrn_28_8, "wrn_37_2": wrn_37_2}
 _OTHER = {"resnet50": resnet50, "tiny": Tiny}

@@ -8,15 +8,18 @@ STARTED = time.time()  # before anything heavy: `seconds` in result.json counts 
 
 import json  # noqa: E402
 import os  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
+from contextlib import contextmanager, redirect_stdout  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any, TypeVar  # noqa: E402
 
 import click  # noqa: E402
 
 from npmatch import __version__  # noqa: E402
-from npmatch.errors import Diverged, Stopped, UserError, printable  # noqa: E402
+from npmatch.bench.commands import bench  # noqa: E402
+from npmatch.errors import Diverged, RankLost, Stopped, UserError, printable  # noqa: E402
 
 # Read once, when torch is imported. Its threads wait for each other by spinning unless told otherwise, and where other
 # programs want the same cores, small tensors then take many times as long. No result depends on it.
@@ -28,7 +31,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def main() -> None:
     """Run the command line; faults of ours keep their traceback and exit with 1."""
     try:
-        sys.exit(npmatch(standalone_mode=False, prog_name="npmatch"))
+        with together():
+            code = npmatch(standalone_mode=False, prog_name="npmatch")
+        sys.exit(code)
     except click.exceptions.Abort:
         sys.exit(130)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -38,20 +43,39 @@ def main() -> None:
         verb = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "npmatch"
         click.echo(f"{verb}: {' '.join(error.format_message().split())} (see {verb} --help)", err=True)
         sys.exit(error.exit_code)
-    except UserError as error:
-        click.echo(f"npmatch: {printable(str(error))}", err=True)
-        sys.exit(2)
     except Diverged as error:
         click.echo(f"npmatch: training diverged: {error}", err=True)
-        sys.exit(4)
-    except Stopped as error:
-        click.echo(f"npmatch: {error}", err=True)
         sys.exit(error.code)
+    except (UserError, Stopped, RankLost) as error:
+        click.echo(f"npmatch: {printable(str(error))}", err=True)
+        sys.exit(error.code)
+
+
+def alone() -> bool:
+    """Whether this process is the only one of its job."""
+    return "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """While inside, the processes that torchrun started are at one work, and rank 0 speaks. One alone is as ever."""
+    if alone():
+        yield
+        return
+    from npmatch import ranks
+
+    with ranks.joined(), open(os.devnull, "w") as nowhere, redirect_stdout(nowhere if ranks.rank() else sys.stdout):
+        try:
+            yield
+        except BaseException:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which torchrun ends the others, before the last word
+            raise
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="npmatch")
-def npmatch() -> None:
+@click.pass_context
+def npmatch(context: click.Context) -> None:
     """Many images, few labels: a classifier that says when it may be trusted.
 
     \b
@@ -60,6 +84,8 @@ def npmatch() -> None:
     npmatch fit my_images/ --budget 10m   labeled/<class>/…, unlabeled/…, optional val/ and test/
     npmatch predict runs/… new/ --out answers.csv --accept-at 0.95
     """
+    if context.invoked_subcommand not in ("fit", "evaluate") and not alone():
+        raise UserError(f"npmatch {context.invoked_subcommand} is for one process; start it without torchrun")
 
 
 LABELS_HELP = "A CSV or Parquet file with path,label for a flat folder; or, to train, how many labels in all."
@@ -161,6 +187,7 @@ def check(
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder. Default: runs/<data>-<algorithm>-….")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out, to the same bits as if never stopped.")
 @click.option("--deterministic", is_flag=True, help="The same bits each time on a GPU too; slower there.")
+@click.option("--no-compile", is_flag=True, help="On a GPU: start at once, with slower steps.")
 @click.option(
     "--calibrate",
     type=int,
@@ -183,6 +210,7 @@ def fit(
     data: str | None,
     labels: str | None,
     deterministic: bool,
+    no_compile: bool,
     assignments: tuple[str, ...],
     image_size: int | None,
     resize: str | None,
@@ -207,6 +235,7 @@ def fit(
         "data.image_size": image_size,
         "data.resize": resize,
         "train.deterministic": deterministic or None,
+        "train.compile": False if no_compile else None,
     }
     settings = together(given, parse_assignments(assignments))
     opening = Opening(
@@ -341,3 +370,6 @@ def list_(what: str, to_json: bool) -> None:
     width = max(len(row["name"]) for row in rows)
     for row in rows:
         click.echo(f"{row['name']:{width}}  {row['summary']}" + (f" ({row['paper']})" if row.get("paper") else ""))
+
+
+npmatch.add_command(bench)

@@ -12,7 +12,7 @@ LAYERS = [
     {"guard", "record", "compiled", "engine"},
     {"rounds"},  # to come, as is reproduce: methods that train in rounds, tables
     {"config"},
-    {"presets"},
+    {"published", "presets"},
     {"build"},
     {"progress", "interrupts", "health", "terminal"},
     {"toml", "checkpoint", "runs"},

@@ -136,6 +136,7 @@ class Settings:
     net: Net = field(default_factory=Net)
     head: Linear | Dropout | NeuralProcess = field(default_factory=NeuralProcess)
     algorithm: Any = None  # one of ALGORITHMS' classes
+    variant: Literal["table", "original"] = "table"  # written algorithm.variant: whose settings preset paper takes
     optimizer: Optimizer = field(default_factory=Optimizer)
     train: Train = field(default_factory=Train)
 
@@ -156,8 +157,9 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as config.toml has them; what is not set is "none", since TOML has no word for it."""
-        table = asdict(self) | {"algorithm": {"name": self.algorithm_name} | asdict(self.algorithm)}
-        return {key: _spelled_none(value) for key, value in table.items()}
+        method = {"name": self.algorithm_name, "variant": self.variant} | asdict(self.algorithm)
+        table = asdict(self) | {"algorithm": method}
+        return {key: _spelled_none(value) for key, value in table.items() if key != "variant"}
 
 
 def _spelled_none(value: Any) -> Any:
@@ -221,7 +223,10 @@ def override(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         if path in ("head.name", "algorithm.name"):
             continue
         try:
-            settings = _changed(settings, path, path, value)
+            if path == "algorithm.variant":
+                settings = replace(settings, variant=_checked(value, Literal["table", "original"], path))
+            else:
+                settings = _changed(settings, path, path, value)
         except ValueError as error:
             problems.append(str(error))
     if problems:
@@ -231,9 +236,7 @@ def override(settings: Settings, changes: Mapping[str, Any]) -> Settings:
 
 def _changed(part: Any, path: str, whole: str, value: Any) -> Any:
     name, _, rest = path.partition(".")
-    known = (
-        {f.name for f in fields(part)} - {"name"} if type(part) in HEADS.values() else {f.name for f in fields(part)}
-    )
+    known = {f.name for f in fields(part)} - ({"name"} if type(part) in HEADS.values() else {"variant"})
     if name not in known:
         where = whole[: len(whole) - len(path)].rstrip(".")
         there = f"{where} has" if where else "there are"

@@ -90,10 +90,11 @@ def new_plan(
         raise UserError("what is there to learn from? name a data set, a folder, a manifest or an .npz")
     algorithm = str(changes.get("algorithm.name", "npmatch"))
     algorithm = algorithm if algorithm in ALGORITHMS else "npmatch"  # override names it, with all else that is wrong
-    trial = override(preset(preset_name, BUILTIN["digits"], algorithm), changes)
+    variant = str(changes.get("algorithm.variant", "table"))
+    trial = override(preset(preset_name, BUILTIN["digits"], algorithm, variant), changes)
     source = open_data(data, trial.data, opening, progress)
     about = About(name=source.name, image_size=source.image_size, channels=source.images.shape[1], flip=source.flip)
-    settings = override(preset(preset_name, about, algorithm), changes)
+    settings = override(preset(preset_name, about, algorithm, variant), changes)
     chosen = settings.data
     if source.benchmark and chosen.labels is None and chosen.labels_per_class is None:
         chosen = replace(chosen, labels_per_class=LABELS_PER_CLASS)

@@ -7,7 +7,8 @@ same for any number of classes, averages that warm up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Literal
 
 from npmatch.algorithms import ALGORITHMS
 from npmatch.algorithms.fixmatch import FixMatch
@@ -15,18 +16,7 @@ from npmatch.algorithms.flexmatch import FlexMatch
 from npmatch.algorithms.npmatch import NPMatch
 from npmatch.config import Data, Linear, Net, NeuralProcess, Optimizer, Settings, Train, Views
 from npmatch.errors import UserError
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """What a preset may know of the data."""
-
-    name: str
-    image_size: int
-    channels: int
-    flip: bool  # a mirrored image is as natural
-    labels: int = 40  # by default, in all
-
+from npmatch.published import About, as_published
 
 BUILTIN = {
     "digits": About(name="digits", image_size=8, channels=1, flip=False, labels=40),
@@ -40,12 +30,14 @@ BUILTIN = {
 TABLE1 = {"cifar10": (40, 250, 4000), "cifar100": (400, 2500, 10000), "stl10": (40, 250, 1000)}  # labels
 
 
-def paper(about: About, algorithm: str) -> Settings:
-    """The settings behind NP-Match's tables, for any method here: 2^20 steps, B = 64, mu = 7."""
+def paper(about: About, algorithm: str, variant: Literal["table", "original"] = "table") -> Settings:
+    """The settings behind NP-Match's tables, for any method here: 2^20 steps, B = 64, mu = 7. Or, as "original", those
+    of the method's own paper."""
     nets = {"cifar100": "wrn_28_8", "stl10": "wrn_37_2", "imagenet": "resnet50"}
     np_match = algorithm == "npmatch"
     settings = Settings(
         preset="paper",
+        variant=variant,
         data=Data(source=about.name),
         views=Views(flip=about.flip),
         net=Net(name=nets.get(about.name, "wrn_28_2")),
@@ -59,7 +51,7 @@ def paper(about: About, algorithm: str) -> Settings:
         ),
     )
     settings = replace(settings, train=Train(eval_every=5000))
-    return _imagenet(settings) if about.name == "imagenet" else settings
+    return as_published(_imagenet(settings) if about.name == "imagenet" else settings, about)
 
 
 def _imagenet(settings: Settings) -> Settings:
@@ -123,11 +115,15 @@ def _own_data(about: About, algorithm: str, *, preset: str, steps: int) -> Setti
 PRESETS = {"quick": quick, "standard": standard, "paper": paper}
 
 
-def preset(name: str, about: About, algorithm: str) -> Settings:
+def preset(name: str, about: About, algorithm: str, variant: str = "table") -> Settings:
     if name not in PRESETS:
         raise UserError(f"--preset {name}: there is no such preset; there are {', '.join(PRESETS)}")
     if algorithm not in ALGORITHMS:
         raise UserError(f"--algorithm {algorithm}: there is no such algorithm; there are {', '.join(ALGORITHMS)}")
+    if variant == "original":
+        if name != "paper":
+            raise UserError(f"algorithm.variant=original: is for --preset paper, not for {name}")
+        return paper(about, algorithm, "original")
     return PRESETS[name](about, algorithm)
 
 

@@ -11,7 +11,7 @@ OPTIONS: dict[str, Any] = {
     "fallback_random": True,  # the numbers of torch's generator, as uncompiled code draws them
 }
 # A hash uses each of its steps twice. Fused far, steps are written out in exponential number, and compiling views takes
-# twenty seconds and not five; so interim results are kept sooner than where they are large.
+# many times as long; so interim results are kept sooner than where they are large.
 VIEWS = OPTIONS | {"realize_opcount_threshold": 10}
 
 

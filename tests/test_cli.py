@@ -36,6 +36,8 @@ VERBS = {
     "report": "runs --json",
     "show": "preset --json",
     "list": "what --json",
+    "reproduce": "table --cells --seeds --dry-run --budget --out --stand-in --preset --set --device --data-dir --download "
+    "--json",
     "bench": "",
     "bench step": "data --algorithm --net --weak-pass --preset --set --steps --conventional --workers --stages "
     "--no-compile --device --out --json",

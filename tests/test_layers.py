@@ -10,15 +10,15 @@ LAYERS = [
     {"nets", "heads"},
     {"algorithms"},
     {"guard", "record", "compiled", "engine"},
-    {"rounds"},  # to come, as is reproduce: methods that train in rounds, tables
+    {"rounds"},  # to come: methods that train in rounds
     {"config"},
     {"published", "presets"},
     {"build"},
     {"progress", "interrupts", "health", "terminal"},
     {"toml", "checkpoint", "runs"},
-    {"evaluate", "predictor", "answers", "report", "reproduce"},
+    {"evaluate", "predictor", "answers", "report"},
     {"plan", "session", "outcome", "fitting"},
-    {"check", "contact_sheet", "catalog", "bench"},
+    {"check", "contact_sheet", "catalog", "bench", "reproduce"},
     {"cli"},
     {"__main__"},
 ]

@@ -20,6 +20,7 @@ import click  # noqa: E402
 from npmatch import __version__  # noqa: E402
 from npmatch.bench.commands import bench  # noqa: E402
 from npmatch.errors import Diverged, RankLost, Stopped, UserError, printable  # noqa: E402
+from npmatch.reproduce.commands import reproduce  # noqa: E402
 
 # Read once, when torch is imported. Its threads wait for each other by spinning unless told otherwise, and where other
 # programs want the same cores, small tensors then take many times as long. No result depends on it.
@@ -373,3 +374,4 @@ def list_(what: str, to_json: bool) -> None:
 
 
 npmatch.add_command(bench)
+npmatch.add_command(reproduce)

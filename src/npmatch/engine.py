@@ -18,7 +18,7 @@ from npmatch.errors import UserError
 from npmatch.functional import chance
 from npmatch.guard import Guard, Precision
 from npmatch.record import Recorded
-from npmatch.types import Algorithm, Model, Refreshes, Views
+from npmatch.types import Algorithm, Answers, Model, Refreshes, Views
 
 MODEL = 0  # purpose of chance: latent samples and dropout; the data's purposes are in data/stream.py
 Schedule = Literal["constant", "half_cosine", "cosine_7_16", "cosine_63_128"]
@@ -155,8 +155,10 @@ def start(
     groups = parameter_groups(model, weight_decay)
     if optimizer == "sgd":
         chosen: torch.optim.Optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+        for parameter in model.parameters():  # else a first step that must not count would leave it unwritten
+            chosen.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
     else:
-        chosen = torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=True)
+        chosen = torch.optim.AdamW(groups, lr=lr, betas=(momentum, 0.999), fused=True, capturable=device.type == "cuda")
     teacher = deepcopy(model).requires_grad_(False).eval()
     guard = Guard(sum(1 for _ in model.parameters()), precision).to(device)
     return Training(model, teacher, chosen, algorithm, state, pace, seed, guard, precision)
@@ -219,23 +221,31 @@ def whole_step(run: Training, batches: Batches, speed: Speed, say: Callable[[str
     It waits for nothing: no number goes to the host, no shape depends on data.
     """
 
-    def losses(views: Views, state: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
+    def losses(views: Views, state: Any) -> tuple[Tensor, dict[str, Tensor], Any, Any]:
         with autocast(run.now.device, run.precision):
             step = run.algorithm.step(run.model, run.teacher, views, state)
-        return step.loss, step.metrics, step.state
+        return step.loss, step.metrics, step.state, step.carried
 
-    look, think = batches.views, losses
+    def answers(views: Views, state: Any, carried: Any) -> tuple[Tensor, dict[str, Tensor], Any, Any]:
+        assert isinstance(run.algorithm, Answers)
+        with autocast(run.now.device, run.precision):
+            step = run.algorithm.answer(run.model, run.teacher, views, state, carried)
+        return step.loss, step.metrics, step.state, ()
+
+    look, halves = batches.views, [losses, answers] if isinstance(run.algorithm, Answers) else [losses]
     if speed.compile:
-        look, think = Compiled(look, say, VIEWS), Compiled(think, say)
+        look, halves = Compiled(look, say, VIEWS), [Compiled(think, say) for think in halves]
 
     def advance(*brought: Tensor) -> None:
-        loss, metrics, state = think(look(run.now, *brought), run.state)
-        run.optimizer.zero_grad(set_to_none=True)
-        (loss * run.guard.scale).backward()
-        ranks.sum_gradients(run.model.backbone, (run.model.head, run.model.extras))
-        update(run)
-        keep_state(run, state)
-        named = {"loss": loss.detach()} | metrics
+        views, carried, named = look(run.now, *brought), (), {"loss": torch.zeros_like(run.guard.scale)}
+        for think in halves:
+            loss, metrics, state, *carried = think(views, run.state, *carried)
+            run.optimizer.zero_grad(set_to_none=True)
+            (loss * run.guard.scale).backward()
+            ranks.sum_gradients(run.model.passed(), run.model.gathered())
+            update(run, last=think is halves[-1])
+            keep_state(run, state)
+            named |= {"loss": named["loss"] + loss.detach()} | metrics
         sums = {
             name: run.sums[name] if name in run.sums else torch.zeros_like(run.now, dtype=torch.float32)
             for name in named
@@ -254,8 +264,9 @@ def keep_state(run: Training, state: Any) -> None:
 
 
 @torch.no_grad()
-def update(run: Training) -> None:
-    """One step of the optimizer and of the moving average. Where a gradient is not finite the weights stay."""
+def update(run: Training, *, last: bool = True) -> None:
+    """One step of the optimizer, and the last of a step of the moving average. Where a gradient is not finite the
+    weights stay."""
     norms = []
     for part in (run.model.backbone, run.model.head, run.model.extras):
         grads = [p.grad for p in part.parameters() if p.grad is not None]
@@ -271,7 +282,8 @@ def update(run: Training) -> None:
         norms += [torch.zeros_like(run.guard.scale) if p.grad is None else next(rest) for p in part.parameters()]
     run.optimizer.found_inf = run.guard.see(torch.stack(norms), run.now)  # pyright: ignore[reportAttributeAccessIssue] fused steps read it
     run.optimizer.step()
-    update_ema(run.teacher, run.model, run.ema_weight)
+    if last:
+        update_ema(run.teacher, run.model, run.ema_weight)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from npmatch import Opening, fit, load
+from npmatch.algorithms import ALGORITHMS
 from npmatch.algorithms.supervised import Supervised
 from npmatch.config import HEADS, RANGES, flat, from_dict
 from npmatch.errors import UserError
@@ -346,6 +347,7 @@ def test_out_of_memory_names_the_batch_size_that_fits(
 
 def test_every_range_is_of_a_setting() -> None:
     known: set[str] = set()
-    for head in HEADS:
-        known |= set(flat(from_dict({"head": {"name": head}}).to_dict()))
+    for section, members in (("head", HEADS), ("algorithm", ALGORITHMS)):
+        for name in members:
+            known |= set(flat(from_dict({section: {"name": name}}).to_dict()))
     assert set(RANGES) <= known

@@ -36,8 +36,8 @@ VERBS = {
     "report": "runs --json",
     "show": "preset --json",
     "list": "what --json",
-    "reproduce": "table --cells --seeds --dry-run --budget --out --stand-in --preset --set --device --data-dir --download "
-    "--json",
+    "reproduce": "table --cells --seeds --dry-run --budget --out --stand-in --preset --set --device --data-dir "
+    "--download --json",
     "bench": "",
     "bench step": "data --algorithm --net --weak-pass --preset --set --steps --conventional --workers --stages "
     "--no-compile --device --out --json",
@@ -182,7 +182,10 @@ def test_a_runs_settings_with_another_algorithm(tmp_path: Path) -> None:
     assert npmatch(*again, str(tmp_path / "S")).code == 0
     second = tomllib.loads((tmp_path / "S/config.toml").read_text())
     assert (first["algorithm"]["name"], first["head"]["name"]) == ("npmatch", "neural_process")
-    assert (second["algorithm"], second["head"]) == ({"name": "supervised"}, {"name": "linear"})
+    assert (second["algorithm"], second["head"]) == (
+        {"name": "supervised", "variant": "table"},
+        {"name": "linear"},
+    )
     same = ("preset", "data", "views", "net", "optimizer", "train", "seed")
     assert [second[part] for part in same] == [first[part] for part in same]
     assert (tmp_path / "S/split.json").read_bytes() == (tmp_path / "R/split.json").read_bytes()

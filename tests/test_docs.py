@@ -18,6 +18,7 @@ from PIL import Image
 from npmatch import fit
 from npmatch.algorithms import ALGORITHMS
 from npmatch.algorithms._skeleton import Skeleton
+from npmatch.bench.commands import bench
 from npmatch.cli import npmatch as command_line
 from npmatch.config import HEADS, Settings
 from npmatch.presets import BUILTIN, PRESETS, preset
@@ -26,7 +27,7 @@ from tests import toy
 from tests.contract import test_algorithms as contract
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 CHEAP = {"list", "show"}  # verbs that are run and not only parsed
 
@@ -131,6 +132,7 @@ def all_settings():
         found |= settings_of(hints[section], section)
     for section, members in (("head", HEADS), ("algorithm", ALGORITHMS)):
         found[f"{section}.name"] = typing.Literal[*members]
+        found |= {"algorithm.variant": hints["variant"]} if section == "algorithm" else {}
         for cls in members.values():
             found |= {key: hint for key, hint in settings_of(cls, section).items() if key not in found}
     for section in ("optimizer", "train"):
@@ -152,7 +154,7 @@ def test_settings_exist(page):
 @each_page
 def test_options_exist(page):
     options = {"--help", "--version"}
-    for verb in command_line.commands.values():
+    for verb in [*command_line.commands.values(), *bench.commands.values()]:
         options |= {name for parameter in verb.params for name in parameter.opts}
     for word in in_backticks(page):
         if word.startswith(("npmatch ", "--")):
@@ -200,7 +202,9 @@ def settings_rows():
 
 
 def preset_values(name):
-    of_photographs = values(preset(name, BUILTIN["cifar10"], "npmatch"))
+    """For photographs: of NP-Match, and of a setting that it has not, of the first method that has it."""
+    shown_for = [values(preset(name, BUILTIN["cifar10"], method)) for method in ("npmatch", *ALGORITHMS)]
+    of_photographs = {key: value for one in reversed(shown_for) for key, value in one.items()}
     others = [values(preset(name, about, method)) for about in BUILTIN.values() for method in ALGORITHMS]
     return {
         key: value + "†" * any(other.get(key, value) != value for other in others)
@@ -210,6 +214,7 @@ def preset_values(name):
 
 def values(settings):
     found = {"preset": settings.preset, "seed": shown(settings.seed), "algorithm.name": settings.algorithm_name}
+    found |= {"algorithm.variant": settings.variant}
     for section in ("data", "views", "net", "head", "algorithm", "optimizer", "train"):
         found |= {f"{section}.{key}": shown(value) for key, value in vars(getattr(settings, section)).items()}
     return found

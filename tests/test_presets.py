@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from npmatch.algorithms import ALGORITHMS
 from npmatch.algorithms.npmatch import NPMatch
 from npmatch.config import HEADS, RANGES, Linear, NeuralProcess, Settings, from_dict, override
 from npmatch.data.builtin import BENCHMARKS, IMAGENET_MEAN, IMAGENET_STD
@@ -109,6 +110,25 @@ def test_its_rivals_have_torchssls_settings_and_np_matchs_on_imagenet(data: str,
     assert algorithm == "fixmatch" or settings.algorithm.threshold_warmup
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "ratio", "own"),
+    [
+        ("pseudo_label", 1, {"min_confidence": 0.95, "unlabeled_weight": 1.0, "ramp_share": 0.4}),
+        ("mean_teacher", 1, {"unlabeled_weight": 50.0, "ramp_share": 0.4, "statistics": "batch"}),
+        ("uda", 7, {"min_confidence": 0.8, "temperature": 0.4, "unlabeled_weight": 1.0, "annealing": "none"}),
+        ("freematch", 7, {"unlabeled_weight": 1.0, "fairness_weight": 0.001, "decay": 0.999, "max_threshold": 1.0}),
+        ("softmatch", 7, {"unlabeled_weight": 1.0, "decay": 0.999, "narrowing": 2.0, "align_to": "uniform"}),
+        ("adamatch", 7, {"relative_confidence": 0.95, "ramp_share": 0.0, "align_to": "labeled", "decay": 0.999}),
+    ],
+)
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "stl10"])
+def test_rows_of_torchssl_and_usb(data: str, algorithm: str, ratio: int, own: dict[str, Any]) -> None:
+    """The settings of TorchSSL's config_generator.py, and for the last three, of USB's classic_cv."""
+    settings = paper(BUILTIN[data], algorithm)
+    assert shared(settings) == of_the_specification(data) | {"mu": ratio}
+    assert vars(settings.algorithm).items() >= own.items()
+
+
 @pytest.mark.parametrize("data", DATA)
 def test_the_supervised_rows_have_the_same_training(data: str) -> None:
     settings = paper(BUILTIN[data], "supervised")
@@ -129,7 +149,7 @@ def test_a_cell_of_the_table_is_the_paper_with_that_many_labels() -> None:
     cells = {(cell.split("/")[1], cell.split("/")[2]) for cell in table_cells()}
     columns = {"cifar10-40", "cifar10-250", "cifar10-4000", "cifar100-400", "cifar100-2500", "cifar100-10000"}
     columns |= {"stl10-40", "stl10-250", "stl10-1000"}
-    assert cells == {(a, c) for a in ("supervised", "fixmatch", "flexmatch", "npmatch") for c in columns}
+    assert cells == {(a, c) for a in ALGORITHMS for c in columns}
     cell = named("table1/flexmatch/cifar100-2500")
     assert shared(cell) == of_the_specification("cifar100")
     assert (cell.data.labels, cell.algorithm_name, cell.preset) == (2500, "flexmatch", "paper")
@@ -176,7 +196,40 @@ LIMITS: dict[str, tuple[float, float]] = {  # whole numbers where the setting is
     "algorithm.min_confidence": (0.0, 1.0),
     "algorithm.max_uncertainty": (0.0, INF),
     "algorithm.unlabeled_weight": (0.0, INF),
+    "algorithm.ramp_share": (0.0, 1.0),
+    "algorithm.fairness_weight": (0.0, INF),
+    "algorithm.max_threshold": (0.0, 1.0),
+    "algorithm.decay": (0.0, 1.0),
+    "algorithm.narrowing": (0.0, INF),
+    "algorithm.relative_confidence": (0.0, INF),
+    "algorithm.contrast_weight": (0.0, INF),
+    "algorithm.instance_weight": (0.0, INF),
+    "algorithm.own_share": (0.0, 1.0),
+    "algorithm.temperature": (0.001, INF),
+    "algorithm.min_similarity": (0.0, 1.0),
+    "algorithm.embedding_dim": (1, INF),
+    "algorithm.queue_batches": (1, INF),
+    "algorithm.smoothing_from": (0, INF),
+    "algorithm.alignment_batches": (1, INF),
+    "algorithm.memory_momentum": (0.0, 1.0),
+    "algorithm.warmup_steps": (0, INF),
     "algorithm.divergence_weight": (0.0, INF),
+    "algorithm.mixing": (0.0, INF),
+    "algorithm.strong_weight": (0.0, INF),
+    "algorithm.rotation_weight": (0.0, INF),
+    "algorithm.max_deviation": (0.0, 1.0),
+    "algorithm.negative_weight": (0.0, INF),
+    "algorithm.max_negative_confidence": (0.0, 1.0),
+    "algorithm.max_negative_deviation": (0.0, 1.0),
+    "algorithm.negative_temperature": (0.001, INF),
+    "algorithm.min_group_similarity": (-1.0, 1.0),
+    "algorithm.semantic_weight": (0.0, INF),
+    "algorithm.group_radius": (1e-06, 2.0),
+    "algorithm.hidden_dim": (1, INF),
+    "algorithm.guess_temperature": (0.001, INF),
+    "algorithm.label_smoothing": (0.0, 1.0),
+    "algorithm.wait_share": (0.0, 1.0),
+    "algorithm.baseline_decay": (0.0, 1.0),
     "optimizer.lr": (0.0, INF),
     "optimizer.momentum": (0.0, 1.0),
     "optimizer.weight_decay": (0.0, INF),
@@ -202,7 +255,8 @@ def test_a_setting_takes_its_bounds_and_nothing_beyond(key: str) -> None:
     low, high = LIMITS[key]
     section, _, name = key.rpartition(".")
     head = next(head for head, fields in HEADS.items() if section != "head" or hasattr(fields, name))
-    settings = from_dict({"head": {"name": head}})
+    method = next(one for one, cls in ALGORITHMS.items() if section != "algorithm" or name in vars(cls()))
+    settings = from_dict({"head": {"name": head}, "algorithm": {"name": method}})
     large = (10**15 if isinstance(low, int) else 1e300) if high == INF else high
     for value in (low, large):
         held = override(settings, {key: value})

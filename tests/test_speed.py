@@ -9,6 +9,7 @@ import torch
 import torch._inductor.config
 
 import npmatch
+from npmatch.algorithms import ALGORITHMS
 from npmatch.compiled import Compiled
 from npmatch.engine import Speed, Training, train
 from npmatch.errors import Stopped
@@ -50,10 +51,10 @@ def test_a_fast_step_has_the_losses_of_a_plain_float32_one(weak_pass, precision,
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("algorithm", ["supervised", "fixmatch", "flexmatch", "npmatch"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_method_is_one_graph(algorithm):
     """Where a step falls apart into several graphs, what lies between them cannot be fused."""
-    run = toy.training(algorithm, "neural_process" if algorithm == "npmatch" else "linear")
+    run = toy.training(algorithm, {"npmatch": "neural_process", "ups": "dropout"}.get(algorithm, "linear"))
     batches = toy.stream(run.algorithm.needs)
 
     def loss(now: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from npmatch import ranks
 from npmatch.algorithms import ALGORITHMS
+from npmatch.build import own_modules
 from npmatch.data.normal import Normal
 from npmatch.data.stream import Batches, Pool, Stream
 from npmatch.engine import Pace, Training, start
@@ -20,6 +22,7 @@ from npmatch.types import Facts, Head, Model
 
 CLASSES, FEATURES, POOL, LABELED, BATCH, RATIO, STEPS = 3, 16, 120, 12, 12, 3, 60
 CPU = torch.device("cpu")
+WORDS = str(Path(__file__).parent / "words.txt")  # a vector for the name of each class
 
 
 def pool(count: int, seed: int) -> Pool:
@@ -49,8 +52,28 @@ HEADS = {
 }
 GENTLE = {  # thresholds that a toy passes
     "supervised": {},
+    "mixmatch": {"mixing": 0.02, "unlabeled_weight": 10.0},
+    "remixmatch": {"mixing": 0.02, "unlabeled_weight": 0.5, "rotation_weight": 0.1},
+    "pseudo_label": {"min_confidence": 0.4, "ramp_share": 0.0},
+    "mean_teacher": {"unlabeled_weight": 5.0, "ramp_share": 0.0},
+    "uda": {"min_confidence": 0.6},
     "fixmatch": {"min_confidence": 0.6},
     "flexmatch": {"min_confidence": 0.6},
+    "freematch": {"fairness_weight": 0.01},
+    "softmatch": {"decay": 0.9},
+    "adamatch": {"relative_confidence": 0.8},
+    "semco": {"min_confidence": 0.6, "min_group_similarity": 0.4, "word_vectors": WORDS},
+    "meta_pseudo_labels": {
+        "min_confidence": 0.6,
+        "label": "argmax",
+        "ramp_share": 0.6,
+        "wait_share": 0.0,
+        "unlabeled_weight": 1.0,
+        "label_smoothing": 0.03,
+    },
+    "ups": {"min_confidence": 0.6, "max_deviation": 0.3},
+    "comatch": {"min_confidence": 0.6, "contrast_weight": 0.1},
+    "simmatch": {"min_confidence": 0.6, "warmup_steps": 20},
     "npmatch": {"min_confidence": 0.6, "max_uncertainty": 1.0},
 }
 
@@ -58,6 +81,7 @@ GENTLE = {  # thresholds that a toy passes
 def facts(**changes: Any) -> Facts:
     known = {
         "num_classes": CLASSES,
+        "classes": ("dark", "gray", "bright"),
         "feature_dim": FEATURES,
         "labeled_counts": (LABELED // CLASSES,) * CLASSES,
         "num_labeled": LABELED,
@@ -81,5 +105,7 @@ def training(
 ) -> Training:
     chosen = ALGORITHMS[algorithm](**GENTLE[algorithm])
     pace = Pace(num_steps=STEPS, lr=0.05, schedule="half_cosine", ema_decay=0.95, ema_warmup=True, clip_norm=3.0)
-    placed = model(head, seed, **options).to(device)
+    placed = model(head, seed, **options)
+    placed.extras.update(own_modules(chosen, facts(another=lambda: model(head, seed + 1))))
+    placed.to(device)
     return start(placed, chosen, chosen.init(facts(device=device)), pace, seed=seed, precision=precision)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from npmatch import ranks
 from npmatch.config import Dropout, Linear, Settings
-from npmatch.data import augment
+from npmatch.data import augment, simclr
 from npmatch.data.normal import Normal
 from npmatch.data.source import Source
 from npmatch.data.splits import Split
@@ -26,7 +26,7 @@ from npmatch.heads.neural_process import NeuralProcessHead
 from npmatch.nets import Backbone, build_network, join_batch_norm, set_batch_norm_momentum
 from npmatch.types import Facts, HasExtras, Head, Model
 
-INIT = 100  # purpose of chance: the first weights
+INIT, ANOTHER = 100, 101  # purposes of chance: the first weights, those of a second network
 # From where on the minute that compiling takes pays: work that takes a large GPU two minutes without it.
 COMPILE_PIXELS, COMPILE_SECONDS = 4e9, 300.0
 
@@ -86,9 +86,9 @@ def build_head(settings: Settings, backbone: Backbone, num_classes: int) -> Head
     )
 
 
-def build_model(settings: Settings, *, num_classes: int, channels: int) -> Model:
+def build_model(settings: Settings, *, num_classes: int, channels: int, purpose: int = INIT) -> Model:
     """The network and its head, with first weights that depend on the seed alone."""
-    torch.manual_seed(chance.number(settings.seed, 0, INIT))
+    torch.manual_seed(chance.number(settings.seed, 0, purpose))
     net = settings.net
     dropout = settings.head.dropout if isinstance(settings.head, Dropout) else 0.0
     backbone = build_network(net.name, channels, block=net.block, dropout=dropout, pretrained=net.pretrained)
@@ -120,7 +120,9 @@ def build_views(settings: Settings, image_size: int) -> dict[str, View]:
         ),
         crop=crop,
     )
-    return {name: strong if name.startswith("strong") else crop for name in settings.algorithm.needs}
+    contrasted = partial(simclr.simclr, size=image_size, min_area=chosen.min_area, flip=chosen.flip, color=chosen.color)
+    kinds: dict[str, View] = {"strong": strong, "strong2": strong, "simclr": contrasted}
+    return {name: kinds.get(name, crop) for name in settings.algorithm.needs}
 
 
 def normalization(source: Source, split: Split) -> Normal:
@@ -166,10 +168,12 @@ def build_training(settings: Settings, source: Source, split: Split, device: tor
     if settings.train.batch_size % ranks.size():
         some = f"train.batch_size={settings.train.batch_size}"
         raise UserError(f"{some}: cannot be dealt to {ranks.size()} ranks evenly; take a multiple of {ranks.size()}")
-    model = build_model(settings, num_classes=len(source.classes), channels=source.images.shape[1])
+    build = partial(build_model, settings, num_classes=len(source.classes), channels=source.images.shape[1])
+    model = build()
     counts = np.bincount(source.labels[split.labeled], minlength=len(source.classes))
     facts = Facts(
         num_classes=len(source.classes),
+        classes=tuple(source.classes),
         feature_dim=model.head.feature_dim,
         labeled_counts=tuple(int(count) for count in counts),
         num_labeled=len(split.labeled),
@@ -178,13 +182,15 @@ def build_training(settings: Settings, source: Source, split: Split, device: tor
         unlabeled_ratio=settings.train.unlabeled_ratio,
         num_steps=settings.train.steps,
         device=device,
+        another=partial(build, purpose=ANOTHER),
     )
     model.extras.update(own_modules(settings.algorithm, facts))
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # what its matrix units read
     if ranks.size() > 1:
-        join_batch_norm(model.backbone)
+        for network in model.passed():
+            join_batch_norm(network)
     chosen = settings.optimizer
     pace = Pace(
         num_steps=settings.train.steps,

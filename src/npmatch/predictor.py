@@ -75,8 +75,9 @@ def model_description(
 
 
 def compact(model: Model) -> Model:
-    """A copy to predict with. Of a memory bank its mean is enough: nothing else of it is read at prediction."""
+    """A copy to predict with: without the modules that only training uses, and of a memory bank its mean alone."""
     copy = deepcopy(model)
+    copy.extras.clear()
     for bank in copy.modules():
         if isinstance(bank, MemoryBank):
             bank.shrink()

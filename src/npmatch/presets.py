@@ -13,8 +13,12 @@ from typing import Literal
 from npmatch.algorithms import ALGORITHMS
 from npmatch.algorithms.fixmatch import FixMatch
 from npmatch.algorithms.flexmatch import FlexMatch
+from npmatch.algorithms.mixmatch import MixMatch
 from npmatch.algorithms.npmatch import NPMatch
-from npmatch.config import Data, Linear, Net, NeuralProcess, Optimizer, Settings, Train, Views
+from npmatch.algorithms.remixmatch import ReMixMatch
+from npmatch.algorithms.simmatch import SimMatch
+from npmatch.algorithms.ups import UPS
+from npmatch.config import Data, Dropout, Linear, Net, NeuralProcess, Optimizer, Settings, Train, Views
 from npmatch.errors import UserError
 from npmatch.published import About, as_published
 
@@ -41,7 +45,7 @@ def paper(about: About, algorithm: str, variant: Literal["table", "original"] = 
         data=Data(source=about.name),
         views=Views(flip=about.flip),
         net=Net(name=nets.get(about.name, "wrn_28_2")),
-        head=NeuralProcess() if np_match else Linear(),
+        head=own_head(algorithm),
         algorithm=ALGORITHMS[algorithm](),
         optimizer=Optimizer(
             weight_decay=1e-3 if about.name == "cifar100" else 5e-4,
@@ -54,10 +58,15 @@ def paper(about: About, algorithm: str, variant: Literal["table", "original"] = 
     return as_published(_imagenet(settings) if about.name == "imagenet" else settings, about)
 
 
+def own_head(algorithm: str) -> Linear | Dropout | NeuralProcess:
+    """The head a method is published with."""
+    return {"npmatch": NeuralProcess, "ups": Dropout}.get(algorithm, Linear)()
+
+
 def _imagenet(settings: Settings) -> Settings:
     """NP-Match's ImageNet settings, which its table compares with rows trained otherwise (docs/paper_and_code.md)."""
     algorithm = settings.algorithm
-    if isinstance(algorithm, FixMatch | FlexMatch | NPMatch):
+    if isinstance(algorithm, FixMatch | FlexMatch | NPMatch | UPS):
         algorithm = replace(algorithm, min_confidence=0.7)
     if isinstance(algorithm, NPMatch):
         algorithm = replace(algorithm, max_uncertainty=1.2)
@@ -82,11 +91,12 @@ def standard(about: About, algorithm: str) -> Settings:
 
 def _own_data(about: About, algorithm: str, *, preset: str, steps: int) -> Settings:
     small, minute = about.image_size <= 64, about.image_size <= 16
-    np_match = algorithm == "npmatch"
     method = ALGORITHMS[algorithm]()
     if isinstance(method, NPMatch):
         # The strictest limit that costs no accuracy on held-out labels: results/choose.
         method = replace(method, alignment="none", max_uncertainty=0.4, uncertainty_unit="share")
+    if isinstance(method, SimMatch):
+        method = replace(method, warmup_steps=steps // 20)
     if minute or (small and preset == "quick"):
         net = Net(name="tiny", batch_norm_momentum=0.05)
     elif small:
@@ -105,10 +115,17 @@ def _own_data(about: About, algorithm: str, *, preset: str, steps: int) -> Setti
             cutout=not minute,
         ),
         net=net,
-        head=NeuralProcess() if np_match else Linear(),
+        head=own_head(algorithm),
         algorithm=method,
         optimizer=Optimizer(schedule="half_cosine", clip_norm=3.0),
-        train=Train(steps=steps, batch_size=32, ema_decay=0.99, ema_warmup=True, log_every=20),
+        train=Train(
+            steps=steps,
+            batch_size=32,
+            unlabeled_ratio=1 if isinstance(method, MixMatch | ReMixMatch) else 7,  # theirs grow in passes with it
+            ema_decay=0.99,
+            ema_warmup=True,
+            log_every=20,
+        ),
     )
 
 

@@ -32,6 +32,7 @@ TIMEOUT = timedelta(minutes=10)  # for a machine that is gone without a word; a 
 
 _rank, _size = 0, 1
 _groups = itertools.count()
+_seed, _times = 0, 0  # of the last `own_chance`, and how often it was entered since that seed was set
 
 
 def rank() -> int:
@@ -147,6 +148,11 @@ def gather(x: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def share(x: Tensor) -> Tensor:
+    """This rank's part of what all ranks have, by which gather would make it whole again."""
+    return x.chunk(_size)[_rank]
+
+
 def agreed(value: Value) -> Value:
     """Rank 0's value, on every rank, which waits for it."""
     if _size == 1:
@@ -170,7 +176,7 @@ def largest(number: int) -> int:
     return int(found)
 
 
-def sum_gradients(own: nn.Module, same: Iterable[nn.Module]) -> None:
+def sum_gradients(own: Iterable[nn.Module], same: Iterable[nn.Module]) -> None:
     """Make all gradients those of the whole batch, alike on every rank to the bit.
 
     Of `own` each rank has the gradient that its images give: their sum counts. Of `same` each rank has the whole one:
@@ -181,18 +187,22 @@ def sum_gradients(own: nn.Module, same: Iterable[nn.Module]) -> None:
     repeated = [p.grad for part in same for p in part.parameters() if p.grad is not None]
     if _rank and repeated:
         torch._foreach_zero_(repeated)
-    grads = [p.grad for p in own.parameters() if p.grad is not None] + repeated
+    grads = [p.grad for part in own for p in part.parameters() if p.grad is not None] + repeated
     whole = total(torch.cat([grad.flatten() for grad in grads])).split([grad.numel() for grad in grads])
     torch._foreach_copy_(grads, [part.view(grad.shape) for grad, part in zip(grads, whole)])
 
 
 def own_chance(device: torch.device) -> AbstractContextManager[None]:
-    """While inside, each rank draws other numbers (dropout of its own images); after it all draw alike again."""
+    """While inside, each rank draws other numbers (dropout of its own images), and others each time that it is entered
+    within a step; after it all draw as if it had not been."""
     return nullcontext() if _size == 1 else _own_chance(device)
 
 
 @contextmanager
 def _own_chance(device: torch.device) -> Iterator[None]:
+    global _seed, _times
+    seed = torch.initial_seed()  # another one in each step
+    _seed, _times = seed, _times + 1 if seed == _seed else 1
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(torch.initial_seed() + 1 + _rank)
+        torch.manual_seed(seed + _times * _size + _rank)
         yield

@@ -8,9 +8,9 @@ Shape letters:  B labeled batch | U unlabeled batch | N any batch
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -60,6 +60,7 @@ class Step(Generic[State]):
     loss: Tensor  # scalar, the engine calls backward on it
     metrics: dict[str, Tensor]  # detached scalars, logged as they are
     state: State  # the algorithm's next state
+    carried: Any = None  # tensors for the second half of the same step, where an algorithm has one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class Facts:
     """What an algorithm may know of a run before its first step."""
 
     num_classes: int
+    classes: tuple[str, ...]  # their names
     feature_dim: int
     labeled_counts: tuple[int, ...]  # labeled images of each class
     num_labeled: int
@@ -76,6 +78,7 @@ class Facts:
     num_steps: int
     device: torch.device
     dtype: torch.dtype = torch.float32
+    another: Callable[[], Model] | None = field(default=None, compare=False)  # the run's network, with other weights
 
 
 class Head(nn.Module):
@@ -133,6 +136,24 @@ class Model(nn.Module):
                         found[name] = self.backbone(views[name])
         return {name: ranks.gather(part) for name, part in found.items()}
 
+    def passed(self) -> list[nn.Module]:
+        """The networks that images pass through: each rank has the gradient that its own images give."""
+        return [self.backbone, *(part.backbone for part in self.extras.values() if isinstance(part, Model))]
+
+    def gathered(self) -> list[nn.Module]:
+        """What works on the features of all ranks: each rank has the whole gradient."""
+        extras = self.extras.values()
+        return [self.head, *(part.head if isinstance(part, Model) else part for part in extras)]
+
+    def alone(self, images: Tensor) -> Tensor:
+        """Features of one view in a pass of its own, with gradient: batch norm sees no other view.
+
+        Each rank passes its own images and gets the features of all.
+        """
+        with ranks.own_chance(images.device):
+            own = self.backbone(images)
+        return ranks.gather(own)
+
     def sample(self, images: Tensor, num_samples: int | None = None) -> Tensor:
         """Logits (T, N, K) for a prediction with uncertainty.
 
@@ -143,6 +164,15 @@ class Model(nn.Module):
             return self.head(self.backbone(images), num_samples)
         with _dropout_on(self) if not self.training else nullcontext():
             return torch.cat([self(images) for _ in range(num_samples or self.head.num_samples)])
+
+    def sample_all(self, images: Tensor, num_samples: int | None = None) -> Tensor:
+        """`sample` for the images of all ranks: each passes its own, and the head sees the features of all.
+
+        Other statistics of batch norm than the mode's are the caller's to choose (nets/batch_norm.py).
+        """
+        passes = num_samples or self.head.num_samples if self.head.repeats_backbone else 1
+        with _dropout_on(self) if not self.training else nullcontext():
+            return torch.cat([self.head(self.alone(images), num_samples) for _ in range(passes)])
 
 
 class _dropout_on:
@@ -188,6 +218,16 @@ class HasExtras(Protocol):
     """An algorithm with modules of its own (projectors, a rotation head): trained, averaged and saved as the rest."""
 
     def extras(self, facts: Facts) -> dict[str, nn.Module]: ...
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """An algorithm whose step has a second half, after the first one's loss has moved the weights: a loss of its own,
+    for the weights that the first did not touch (Meta Pseudo Labels)."""
+
+    def answer(self, model: Model, teacher: Model, views: Views, state: Any, carried: Any) -> Step[Any]:
+        """Given are the state after the first half, and what its Step carried."""
+        ...
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from npmatch.functional import chance
 
 B, U, STEP = 6, 10, 3
 CPU = torch.device("cpu")
-VIEWS = ("labeled", "weak", "strong", "weak2", "strong2")
+VIEWS = ("labeled", "weak", "strong", "weak2", "strong2", "simclr")
 LABELED = torch.tensor([7, 90, 12, 55, 31])  # where these pools stand in a source of 100 images
 UNLABELED = torch.arange(99, 60, -1)
 PIXELS = Normal(1, (0.0,), (1 / 255,))  # leaves pixels as they are

@@ -19,6 +19,7 @@ from npmatch.functional.pseudo import (
     labeled_points,
     pseudo_labels,
     pseudo_points,
+    relabeled,
     remember,
     trusted,
 )
@@ -88,5 +89,4 @@ class NPMatch:
             probs = align_batch(probs)
         elif self.alignment == "ema":
             probs, mean_probs = align_ema(probs, mean_probs)
-        confidence, label = probs.max(-1)
-        return pseudo._replace(probs=probs, confidence=confidence, label=label), mean_probs
+        return relabeled(pseudo, probs), mean_probs

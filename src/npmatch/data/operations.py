@@ -84,14 +84,14 @@ def recolor(images: Tensor, operation_N: Tensor, magnitude_N: Tensor) -> Tensor:
     Magnitudes are float32: Pillow's enhancement factor (brightness, color, contrast, sharpness), bits kept, cut
     to a whole number (posterize), the first level inverted (solarize).
     """
-    gray = _luma(images)
+    gray = luma(images)
     index = images.flatten(2).to(torch.int64)
     table = _tables(images, index, gray, operation_N, magnitude_N)
     toned = table.gather(2, index).view_as(images)
     is_color, is_sharpness = (operation_N == operation for operation in (COLOR, SHARPNESS))
     # Products, as choosing by torch.where is slow where an image's flag is spread over its pixels. No start, factor 1.
     start = _smooth(images) * _per_image(is_sharpness) + gray * _per_image(is_color)
-    return _blend(start, toned, _per_image(torch.where(is_color | is_sharpness, magnitude_N, 1.0)))
+    return blend(start, toned, _per_image(torch.where(is_color | is_sharpness, magnitude_N, 1.0)))
 
 
 def _per_image(value_N: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _tables(images: Tensor, index: Tensor, gray: Tensor, operation_N: Tensor, ma
     mean = (2 * gray.flatten(1).sum(1, keepdim=True, dtype=torch.int64) + size) // (2 * size)  # int(mean + 0.5)
     is_contrast = operation == CONTRAST
     factor = torch.where(is_contrast | (operation == BRIGHTNESS), magnitude, 1.0)
-    table = _blend(torch.where(is_contrast, mean, 0).to(torch.int32), levels, factor).to(torch.int32)
+    table = blend(torch.where(is_contrast, mean, 0).to(torch.int32), levels, factor).to(torch.int32)
     bits = torch.where(operation == POSTERIZE, magnitude, 8.0).to(torch.int32)
     table = table & (255 << (8 - bits))
     table = torch.where(table < torch.where(operation == SOLARIZE, magnitude, 256.0), table, 255 - table)
@@ -147,7 +147,7 @@ def _equalize_table(index: Tensor, high: Tensor, levels: Tensor) -> Tensor:
     return torch.where(step > 0, equalized, levels)
 
 
-def _luma(images: Tensor) -> Tensor:
+def luma(images: Tensor) -> Tensor:
     """Pillow's conversion from RGB to "L" -> (N, 1, H, W) uint8."""
     channels = images.shape[1]
     if channels == 1:
@@ -172,7 +172,7 @@ def _smooth(images: Tensor) -> Tensor:
     return smooth
 
 
-def _blend(start: Tensor, end: Tensor, factor: Tensor) -> Tensor:
+def blend(start: Tensor, end: Tensor, factor: Tensor) -> Tensor:
     """Pillow's `start + factor * (end - start)`: float32, rounded after each step, clipped and cut -> uint8.
 
     The factor comes in two halves of 12 bits, whose products with a difference of levels are exact: their sum is the

@@ -136,7 +136,7 @@ def attempt_blocks(
             try:
                 found.append(task(index))
             except Unreadable as error:
-                found.append(error)
+                found.append(error.with_traceback(None))  # which would hold the images of its block
         return found
 
     threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))

@@ -18,7 +18,7 @@ from npmatch.functional import chance
 from npmatch.types import Views
 
 LABELED, UNLABELED = 1, 2  # purposes of chance; those of the views follow, by their place in VIEWS
-VIEWS = ("labeled", "weak", "strong", "weak2", "strong2")
+VIEWS = ("labeled", "weak", "strong", "weak2", "strong2", "simclr")
 
 View = Callable[[Tensor, Tensor, Tensor], Tensor]  # (uint8 images, key, places in the batch) -> uint8 images
 

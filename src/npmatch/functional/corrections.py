@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from npmatch.functional.queues import mean_of_written, pushed
+
 # A class that a whole batch gives no mass must not make every row NaN.
 _LEAST_MEAN = 1e-6
 
@@ -27,9 +29,21 @@ def align_ema(
     there is none yet, and the first batch makes it. A class without target mass gets probability 0.
     """
     batch_K = probs_NK.detach().mean(0)
-    mean_K = torch.where(mean_K.sum() > 0, decay * mean_K + (1 - decay) * batch_K, batch_K)
+    mean_K = torch.where(mean_K.sum() > 0, running_mean(mean_K, batch_K, decay), batch_K)
     target = 1.0 if target_K is None else target_K
     return _renormalized(probs_NK * target / mean_K.clamp_min(_LEAST_MEAN)), mean_K
+
+
+def align_recent(probs_NK: Tensor, recent_means_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """Distribution alignment by the mean of the last Q batches, toward equal classes (CoMatch, SimMatch) -> (N, K) and
+    the queue of their means (Q, K). This batch enters the queue before its mean is used."""
+    recent_means_QK = pushed(recent_means_QK, probs_NK.mean(0, keepdim=True))
+    return _renormalized(probs_NK / mean_of_written(recent_means_QK).clamp_min(_LEAST_MEAN)), recent_means_QK
+
+
+def running_mean(mean: Tensor, batch: Tensor, decay: float) -> Tensor:
+    """The next value of an exponential average over steps. Carries no gradient."""
+    return decay * mean + (1 - decay) * batch.detach()
 
 
 def sharpen(probs_NK: Tensor, temperature: float) -> Tensor:

@@ -33,6 +33,12 @@ def pseudo_labels(logits_TUK: Tensor) -> PseudoLabels:
     return PseudoLabels(label, confidence, entropy(probs), probs)
 
 
+def relabeled(pseudo: PseudoLabels, probs_UK: Tensor) -> PseudoLabels:
+    """The guesses by corrected probabilities. Uncertainty stays that of the prediction."""
+    confidence, label = probs_UK.max(-1)
+    return pseudo._replace(probs=probs_UK, confidence=confidence, label=label)
+
+
 def trusted(
     pseudo: PseudoLabels, *, min_confidence: Tensor | float, max_uncertainty: Tensor | float = float("inf")
 ) -> Tensor:
@@ -58,27 +64,36 @@ def flexible_threshold(min_confidence: float, learnt: Tensor) -> Tensor:
 
 
 def remember(last_label_P: Tensor, place_U: Tensor, label_U: Tensor, sure_U: Tensor) -> Tensor:
-    """The table with the labels of the sure images written in -> (P,).
+    """The table with the labels of the sure images written in -> (P,). An image drawn twice keeps its last sure one."""
+    places = last_places(place_U, sure_U, len(last_label_P))
+    return F.pad(last_label_P, (0, 1)).scatter(0, places, label_U)[:-1]
 
-    An image drawn twice keeps its last sure label. A plain scatter leaves that to the order of GPU threads, and
-    picking the sure rows would give a shape that depends on data: all other rows go to a bin behind the table.
+
+def last_places(place_U: Tensor, sure_U: Tensor, table_size: int) -> Tensor:
+    """Where in a table each sure image of a batch is written, if it is the last of its place -> (U,).
+
+    A plain scatter leaves that to the order of GPU threads, and picking the sure rows would give a shape that depends
+    on data: all other rows go to a bin behind the table.
     """
     sure = sure_U > 0
     order = torch.arange(len(place_U), device=place_U.device)
     comes_later = (place_U[:, None] == place_U) & (order[:, None] < order) & sure
-    places = torch.where(sure & ~comes_later.any(1), place_U, len(last_label_P))
-    return F.pad(last_label_P, (0, 1)).scatter(0, places, label_U)[:-1]
+    return torch.where(sure & ~comes_later.any(1), place_U, table_size)
+
+
+def class_shares(label_U: Tensor, weight_U: Tensor, num_classes: int) -> Tensor:
+    """The share of each class among the labels, by their weights -> (K,); zeros where nothing has weight."""
+    return weight_U.new_zeros(num_classes).scatter_add(0, label_U, weight_U) / weight_U.sum().clamp_min(1)
 
 
 def kept_metrics(pseudo: PseudoLabels, keep_U: Tensor) -> dict[str, Tensor]:
     """What every method that selects logs: the share it keeps, the means of what it selects by, and the share of the
     kept guesses that are of one class, which shows a collapse."""
-    kept_K = keep_U.new_zeros(pseudo.num_classes).scatter_add(0, pseudo.label, keep_U)
     return {
         "kept": keep_U.mean(),
         "confidence": pseudo.confidence.mean(),
         "uncertainty": pseudo.uncertainty.mean(),
-        "largest_class": kept_K.max() / keep_U.sum().clamp_min(1),
+        "largest_class": class_shares(pseudo.label, keep_U, pseudo.num_classes).max(),
     }
 
 
@@ -92,6 +107,12 @@ def pseudo_points(features_UF: Tensor, pseudo: PseudoLabels, keep_U: Tensor) -> 
     """Pseudo-labeled images as a head learns from them: those not kept have weight 0."""
     dtype = _label_dtype(features_UF)
     return Points(features_UF, F.one_hot(pseudo.label, pseudo.num_classes).to(dtype), keep_U.to(dtype))
+
+
+def target_points(features_UF: Tensor, target_UK: Tensor, weight_U: Tensor) -> Points:
+    """Images with a soft label, a distribution over the classes, as a head learns from them."""
+    dtype = _label_dtype(features_UF)
+    return Points(features_UF, target_UK.to(dtype), weight_U.to(dtype))
 
 
 def _label_dtype(features: Tensor) -> torch.dtype:

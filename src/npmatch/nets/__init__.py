@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 
 from npmatch.errors import UserError
 from npmatch.nets.backbone import Backbone
-from npmatch.nets.batch_norm import frozen_batch_norm, join_batch_norm, set_batch_norm_momentum
+from npmatch.nets.batch_norm import (
+    frozen_batch_norm,
+    join_batch_norm,
+    running_batch_norm,
+    set_batch_norm_momentum,
+    training_batch_norm,
+)
+from npmatch.nets.passes import features_in_passes
 from npmatch.nets.resnet import resnet50
 from npmatch.nets.timm_model import timm_model
 from npmatch.nets.tiny import Tiny
@@ -17,9 +24,12 @@ __all__ = [
     "Backbone",
     "Block",
     "build_network",
+    "features_in_passes",
     "frozen_batch_norm",
     "join_batch_norm",
+    "running_batch_norm",
     "set_batch_norm_momentum",
+    "training_batch_norm",
 ]
 
 _WIDE = {"wrn_28_2": wrn_28_2, "wrn_28_8": wrn_28_8, "wrn_37_2": wrn_37_2}

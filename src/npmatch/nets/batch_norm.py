@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +36,29 @@ def frozen_batch_norm(module: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.track_running_stats = True
+
+
+def running_batch_norm(module: nn.Module) -> AbstractContextManager[None]:
+    """A while in which passes use the running statistics, as predictions do, in training mode too."""
+    return _batch_norm_in(module, training=False)
+
+
+def training_batch_norm(module: nn.Module) -> AbstractContextManager[None]:
+    """A while in which passes use their own batch's statistics, in evaluation mode too."""
+    return _batch_norm_in(module, training=True)
+
+
+@contextmanager
+def _batch_norm_in(module: nn.Module, *, training: bool) -> Iterator[None]:
+    norms = _norms(module)
+    were = [norm.training for norm in norms]
+    for norm in norms:
+        norm.training = training
+    try:
+        yield
+    finally:
+        for norm, was in zip(norms, were):
+            norm.training = was
 
 
 def _norms(module: nn.Module) -> list[_BatchNorm]:

@@ -68,3 +68,29 @@ def test_bars():
         lines = len(file.read_text(encoding="utf-8").splitlines())
         most = {"algorithms": 150, "heads": 180}.get(file.parent.name, 400)
         assert lines <= most, f"{file.relative_to(ROOT)}: {lines} lines"
+
+
+def statements(file):
+    """The simple statements of a file in order, as Python would print them, without imports and docstrings."""
+    simple = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr, ast.Assert, ast.Raise)
+    found = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, simple)]
+    found = [n for n in found if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+    return [ast.unparse(node) for node in sorted(found, key=lambda node: node.lineno)]
+
+
+def longest_shared(some, others):
+    """The length of the longest run of statements that stands in both."""
+    longest, row = 0, [0] * (len(others) + 1)
+    for one in some:
+        row = [0, *(before + 1 if one == other else 0 for before, other in zip(row, others))]
+        longest = max(longest, *row)
+    return longest
+
+
+def test_no_two_methods_share_twelve_statements_in_a_row():
+    files = sorted((ROOT / "algorithms").glob("[a-z]*.py"))
+    assert len(files) >= 17
+    texts = {file.stem: statements(file) for file in files}
+    shared = {(a, b): longest_shared(texts[a], texts[b]) for a in texts for b in texts if a < b}
+    assert max(shared.values()) < 12, max(shared, key=shared.__getitem__)
+    assert longest_shared(texts["npmatch"], texts["npmatch"]) == len(texts["npmatch"])

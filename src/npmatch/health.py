@@ -12,6 +12,7 @@ class Health:
 
     num_classes: int
     num_steps: int
+    can_align: bool = False  # whether the method has a setting against uneven guesses
     said: dict[str, str] = field(default_factory=dict)
 
     def look(self, step: int, means: Mapping[str, float], moved: float | None = None) -> list[str]:
@@ -28,9 +29,10 @@ class Health:
             )
         largest, fair = means.get("largest_class"), 1 / self.num_classes
         if largest is not None and kept and late and largest > min(0.95, max(4 * fair, 0.5)):
+            cure = "more labels, or algorithm.alignment=batch" if self.can_align else "or more labels"
             found["collapse"] = (
                 f"{largest:.0%} of the kept pseudo-labels are of one class: if your images are not so uneven, training "
-                "is collapsing; try another seed, more labels, or algorithm.alignment=batch"
+                f"is collapsing; try another seed, {cure}"
             )
         if means.get("labeled", 0.0) > 1e3:
             found["loss"] = (

@@ -70,7 +70,7 @@ def trained(session: Session, training: Training) -> Health:
     """Take a training to its last step, from the run's last checkpoint on if it has one."""
     settings, folder, clock = session.plan.settings, session.folder, session.clock
     stream = build_stream(settings, session.plan.source, session.plan.split, session.normal, session.plan.device)
-    health = Health(len(session.plan.source.classes), settings.train.steps)
+    health = Health(len(session.plan.source.classes), settings.train.steps, "alignment" in vars(settings.algorithm))
     saved = folder.load_checkpoint()
     found = f"{session.plan.fingerprint} {saved and saved.step}"
     if ranks.agreed(found) != found:

@@ -42,6 +42,10 @@ CASES = {  # algorithm, head, weak pass, batch-norm momentum
     "ups": ("ups", "dropout", "joint", 0.1),
     "mixmatch": ("mixmatch", "linear", "joint", 0.1),
     "remixmatch": ("remixmatch", "neural_process", "joint", 0.1),
+    **{
+        name: (name, "linear", "joint", 0.1)
+        for name in ("supervised", "pseudo_label", "uda", "freematch", "adamatch", "comatch", "simmatch")
+    },
 }
 STEPS = 15
 HEADS = {

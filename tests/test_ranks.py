@@ -18,10 +18,11 @@ from benchmarks.kill import digests
 from safetensors.torch import load_file
 
 from npmatch import Opening, UserError, cli, fit, ranks
+from npmatch.algorithms import ALGORITHMS
 from npmatch.nets import build_network, join_batch_norm
 from tests.pets import FAST, pets
 from tests.pets import npmatch as command
-from tests.ranked import everything, flat
+from tests.ranked import CASES, everything, flat
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available() or os.name == "nt", reason="needs gloo")
 
@@ -202,3 +203,7 @@ def test_sigterm_to_torchrun_saves_and_stops(start: Callable[..., Ranks], tmp_pa
     assert code and said == [f"npmatch: stopped at step {int(saved)}; npmatch fit --resume --out {run} goes on"], (
         job.err
     )
+
+
+def test_every_method_is_among_those_compared() -> None:
+    assert {algorithm for algorithm, *_ in CASES.values()} == set(ALGORITHMS)

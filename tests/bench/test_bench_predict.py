@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import threading
 import time
 import weakref
@@ -138,7 +139,8 @@ def test_of_many_images_few_are_held(run: Run, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' account of memory")
 def test_peak_memory_sees_what_came_and_went() -> None:
     with PeakMemory() as memory:
-        pixels = np.ones(64 * 2**20, np.uint8)
+        pixels = np.frombuffer(mmap.mmap(-1, 64 * 2**20), np.uint8)  # pages that nobody had before
+        pixels[:] = 1
         time.sleep(0.5)  # the watch is a thread, which has to have its turn
         del pixels
     assert memory.growth is not None and 60 < memory.growth < 90
